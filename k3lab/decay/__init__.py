@@ -1,0 +1,1 @@
+"""How fast the memory of a KDA head forgets: one file a rule, all behind `k3lab.decay.base.Decay`."""

@@ -1,0 +1,1 @@
+"""Token mixers: one file each, all behind `k3lab.mixer.base.Mixer`."""

@@ -1,0 +1,1 @@
+"""The language model: pattern of mixers, decoder layers, construction from a config, audit."""

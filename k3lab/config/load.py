@@ -1,0 +1,213 @@
+"""Compose a configuration from groups and overrides, and refuse everything that is wrong with it in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
+
+from k3lab.config.errors import UserError, nearest
+from k3lab.config.overrides import Override, parse
+from k3lab.config.registry import MULTI, conf_dir, groups, options, require_option, settings_class
+from k3lab.config.schema import Config, CoreSettings
+
+_CORE = tuple(CoreSettings.__dataclass_fields__)
+
+
+def load(overrides: Iterable[str] = ()) -> Config:
+    """Return the checked configuration of ``train.yaml`` under Hydra overrides; raises UserError."""
+    return build(compose_raw([parse(text) for text in overrides]))
+
+
+def compose_raw(overrides: list[Override]) -> DictConfig:
+    """Compose the YAML files: groups first, so that keys are judged against the options chosen."""
+    chosen = [o for o in overrides if o.key in groups()]
+    for override in chosen:
+        _require_choice(override)
+    raw = _compose([o.plain() for o in chosen])
+    add_pattern_mixers(raw)
+    assign(raw, [o for o in overrides if o.key not in groups()])
+    add_pattern_mixers(raw)
+    return raw
+
+
+def load_folder(folder: Path, overrides: Iterable[str] = ()) -> Config:
+    """Return the configuration that a run left in ``folder/config.yaml``, under overrides; raises UserError."""
+    file = folder / "config.yaml"
+    if not file.is_file():
+        raise UserError(f"{folder} is no run folder: it has no config.yaml")
+    try:
+        raw = OmegaConf.load(file)
+    except Exception as error:  # a YAML parser raises many kinds
+        raise UserError(f"{file} cannot be read: {one_line(error)}") from error
+    if not isinstance(raw, DictConfig):
+        raise UserError(f"{file} is no configuration of a run")
+    parsed = [parse(text) for text in overrides]
+    for override in (o for o in parsed if o.key in groups()):
+        _require_choice(override)
+        raw[override.key] = _compose([override.plain()])[override.key]
+    assign(raw, [o for o in parsed if o.key not in groups()])
+    return build(raw)
+
+
+def build(raw: DictConfig) -> Config:
+    """Check a raw configuration against the schemas and return it frozen; raises UserError."""
+    try:
+        plain = OmegaConf.to_container(raw, resolve=True)
+    except OmegaConfBaseException as error:
+        raise UserError(one_line(error)) from error
+    assert isinstance(plain, dict)
+    plain.pop("experiment", None)
+    known = (*_CORE, *(g for g in groups() if g != "experiment"))
+    for key in plain:
+        if key not in known:
+            raise UserError(f"unknown top-level key '{key}'{nearest(str(key), known)}")
+    for key in known:
+        if key not in plain and key not in _CORE:
+            raise UserError(f"no option of the group '{key}' is chosen; allowed: {', '.join(options(key))}")
+    parts: dict[str, Any] = dict(vars(_typed("", CoreSettings, {k: plain[k] for k in _CORE if k in plain})))
+    for group in known:
+        if group in _CORE:
+            continue
+        if group in MULTI:
+            parts[group] = {name: _option(f"{group}.{name}", group, node) for name, node in plain[group].items()}
+        else:
+            parts[group] = _option(group, group, plain[group])
+    config = Config(**parts)
+    try:
+        config.check()
+    except ValueError as error:
+        raise UserError(one_line(error)) from error
+    return config
+
+
+def _option(key: str, group: str, node: Any) -> Any:
+    if not isinstance(node, dict) or not isinstance(node.get("name"), str):
+        raise UserError(f"{key}={node}: must be one of {', '.join(options(group))}")
+    return _typed(f"{key}.", settings_class(group, node["name"]), node)
+
+
+def _typed(prefix: str, cls: Any, values: dict[str, Any]) -> Any:
+    """Return ``values`` as an instance of the dataclass ``cls``, naming the full key of what does not fit."""
+    schema = OmegaConf.structured(cls)
+    try:
+        return OmegaConf.to_object(OmegaConf.merge(schema, values))
+    except ConfigKeyError as error:
+        key = str(error.full_key or error.key)
+        raise UserError(f"unknown key '{prefix}{key}'{_near(prefix, key, schema)}") from error
+    except ValidationError as error:
+        key = str(error.full_key or error.key)
+        wanted = _type_name(cls, key)
+        raise UserError(f"{prefix}{key}={_lookup(values, key)}: must be {wanted}") from error
+    except (ValueError, OmegaConfBaseException) as error:
+        raise UserError(prefix + one_line(error)) from error
+
+
+def _near(prefix: str, key: str, schema: DictConfig) -> str:
+    allowed = [str(k) for k in schema]
+    return nearest(prefix + key, [prefix + k for k in allowed]) or f"; allowed: {', '.join(allowed)}"
+
+
+def _lookup(values: dict[str, Any], key: str) -> Any:
+    found: Any = values
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, dict) else found
+    return found
+
+
+def _type_name(cls: Any, key: str) -> str:
+    fields = cls.__dataclass_fields__
+    hint = fields[key].type if key in fields else "a value of another type"
+    text = hint if isinstance(hint, str) else getattr(hint, "__name__", str(hint))
+    words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
+    parts = [words.get(p.strip(), p.strip()) for p in text.split("|")]
+    return " or ".join("null" if p == "None" else p for p in parts)
+
+
+def _require_choice(override: Override) -> None:
+    value = override.value
+    if override.key == "experiment" and value is None:
+        return
+    if isinstance(value, list):
+        if override.key not in MULTI:
+            raise UserError(f"{override.plain()}: the group '{override.key}' takes one option, not a list")
+        if not value:
+            raise UserError(f"{override.key}=[]: name at least one of {', '.join(options(override.key))}")
+    for name in value if isinstance(value, list) else [value]:
+        require_option(override.key, str(name))
+
+
+def _compose(overrides: list[str]) -> DictConfig:
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        try:
+            raw = compose("train", overrides=overrides)
+        except (HydraException, OmegaConfBaseException) as error:
+            raise UserError(one_line(error)) from error
+    OmegaConf.set_struct(raw, False)
+    return raw
+
+
+def add_pattern_mixers(raw: DictConfig) -> None:
+    """Load the defaults of mixers that ``model.pattern`` names and ``mixer=`` does not."""
+    model = raw.get("model") or {}
+    names = [*(model.get("pattern") or []), model.get("last_mixer")]
+    if not all(isinstance(n, str) or n is None for n in names):
+        raise UserError(f"model.pattern={model.get('pattern')}: must be a list of {', '.join(options('mixer'))}")
+    for name in dict.fromkeys(n for n in names if n and n not in raw.mixer):
+        if name not in options("mixer"):
+            allowed = options("mixer")
+            raise UserError(
+                f"model.pattern={list(names[:-1])}: '{name}' is no mixer; allowed: "
+                f"{', '.join(allowed)}{nearest(name, allowed)}"
+            )
+        raw.mixer[name] = _compose([f"mixer=[{name}]"]).mixer[name]
+
+
+def assign(raw: DictConfig, overrides: list[Override]) -> None:
+    """Set keys that exist; raises UserError with the nearest key for those that do not."""
+    for override in overrides:
+        known = _keys(raw)
+        if override.removes or override.key not in known:
+            if override.removes and override.key in known:
+                raise UserError(f"~{override.key}: keys cannot be removed; set another value instead")
+            raise UserError(_unknown(override.key, known, raw))
+        current = OmegaConf.select(raw, override.key)
+        if isinstance(current, DictConfig):
+            raise UserError(f"{override.key}: has keys of its own: {', '.join(map(str, current))}")
+        OmegaConf.update(raw, override.key, override.value, merge=False)
+
+
+def _unknown(key: str, known: list[str], raw: DictConfig) -> str:
+    head = key.split(".")[0]
+    if head in raw and isinstance(raw[head], DictConfig) and "." in key:
+        inside = [k for k in known if k.startswith(f"{head}.") and not isinstance(OmegaConf.select(raw, k), DictConfig)]
+        chosen = f" with {head}={raw[head].name}" if "name" in raw[head] else ""
+        shown = ", ".join(k for k in inside if not k.endswith(".name"))
+        return f"unknown key '{key}'{nearest(key, inside)}; allowed{chosen}: {shown}"
+    if "." not in key:
+        names = [*groups(), *_CORE]
+        return f"unknown key or group '{key}'{nearest(key, names) or '; allowed: ' + ', '.join(names)}"
+    return f"unknown key '{key}'{nearest(key, known)}"
+
+
+def _keys(node: DictConfig, prefix: str = "") -> list[str]:
+    found = []
+    for key in node:
+        found.append(f"{prefix}{key}")
+        child = node._get_node(key)
+        if isinstance(child, DictConfig) and not child._is_none():
+            found += _keys(child, f"{prefix}{key}.")
+    return found
+
+
+def one_line(error: BaseException) -> str:
+    """Return an exception's message as one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return "; ".join(lines[:2]) if lines else type(error).__name__

@@ -27,13 +27,13 @@ class ModelSettings:
 
     def __post_init__(self) -> None:
         for key in ("hidden_size", "layers", "heads", "head_dim", "vocab_size", "eps", "init_std"):
-            positive(f"model.{key}", getattr(self, key))
-        in_range("model.dropout", self.dropout, 0, 1, high_open=True)
+            positive(key, getattr(self, key))
+        in_range("dropout", self.dropout, 0, 1, high_open=True)
         if self.head_dim is None:
-            divides("model.hidden_size", self.hidden_size, "model.heads", self.heads)
+            divides("hidden_size", self.hidden_size, "heads", self.heads)
             object.__setattr__(self, "head_dim", self.hidden_size // self.heads)
         if self.pattern is not None and not self.pattern:
-            raise ValueError("model.pattern=[]: must name at least one mixer, or be null")
+            raise ValueError("pattern=[]: must name at least one mixer, or be null")
 
     def check(self, config: Any) -> None:
         """Every mixer of the pattern is selected; without a pattern at most two are."""

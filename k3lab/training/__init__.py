@@ -1,0 +1,1 @@
+"""Training: the LightningModule, the life of a run, checkpoints, resume, progress, evaluation and generation."""

@@ -44,6 +44,9 @@ app = typer.Typer(
     help="Measure whether lower-bounded decay, quantile balancing and block attention residuals belong in your model.",
 )
 
+BENCHES = ("kda",)
+DEVICES = ("auto", "cpu", "cuda")
+
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Hydra overrides.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -120,6 +123,22 @@ def audit(overrides: Overrides = None, as_json: AsJson = False) -> int:
     else:
         print_audit(result)
     return 0
+
+
+@app.command()
+def bench(
+    what: Annotated[str, typer.Argument(metavar="kda", help="The kernel to time.")],
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Keep the figures here.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
+) -> int:
+    """Time a kernel beside its peers and its floor, all in one run."""
+    if what not in BENCHES:
+        raise UserError(f"bench {what}: no such benchmark; allowed: {', '.join(BENCHES)}{nearest(what, BENCHES)}")
+    if device not in DEVICES:
+        raise UserError(f"--device {device}: must be one of {', '.join(DEVICES)}{nearest(device, DEVICES)}")
+    from k3lab.bench.run import run_bench
+
+    return run_bench(what, json_file, device)
 
 
 @app.command()

@@ -1,0 +1,1 @@
+"""Diagnostics: load balance, depth and decay, measured on a schedule without touching the training they observe."""

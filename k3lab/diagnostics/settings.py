@@ -1,0 +1,24 @@
+"""Settings of the diagnostics, shared by every preset in conf/diagnostics/."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from k3lab.config.checks import non_negative, positive
+
+
+@dataclass(frozen=True)
+class DiagnosticsSettings:
+    """How often a model is looked at, and on how much data."""
+
+    name: str = "cheap"
+    enabled: bool = True  # false: nothing is measured, the other keys are ignored
+    every: int = 50  # optimizer steps between two measurements; one more is made before the first step
+    probe_sequences: int = 1  # sequences of the current batch that the extra forward and backward pass sees
+    sample_tokens: int = 128  # tokens of the probe on which decay and the stream's effective rank are measured
+    max_source_weights: int = 400  # weights a measurement, sublayers × sources, above which only sums are logged
+
+    def __post_init__(self) -> None:
+        for key in ("every", "probe_sequences", "sample_tokens"):
+            positive(key, getattr(self, key))
+        non_negative("max_source_weights", self.max_source_weights)

@@ -1,0 +1,1 @@
+"""Step-indexed data: every batch is a function of (seed, step, sequence index)."""

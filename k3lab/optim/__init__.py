@@ -1,0 +1,1 @@
+"""Optimizers: which parameters decay, and the torch optimizer built for them."""

@@ -31,25 +31,24 @@ class DiagnosticsCallback(Callback):
 
     def __init__(self, settings: DiagnosticsSettings) -> None:
         self.settings = settings
-        self.measured: int | None = None  # step of the last measurement
+        self.step_before: int | None = None  # optimizer steps done when the current micro-batch began
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: dict[str, Tensor], batch_idx: int) -> None:
         """Measure the untrained model."""
-        if pl_module.step == 0 and self.measured is None:
+        if pl_module.step == 0 and self.step_before is None:
             self._measure(trainer, pl_module, batch)
+        self.step_before = pl_module.step
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: dict[str, Tensor], batch_idx: int
     ) -> None:
         """Measure when this micro-batch has completed a step that is due."""
-        due = pl_module.step > 0 and pl_module.step % self.settings.every == 0
-        if due and self.measured != pl_module.step:
+        if pl_module.step != self.step_before and pl_module.step % self.settings.every == 0:
             self._measure(trainer, pl_module, batch)
 
     def _measure(self, trainer: Any, pl_module: Any, batch: dict[str, Tensor]) -> None:
         if not self.settings.enabled:
             return
-        self.measured = pl_module.step
         plugin = getattr(trainer, "precision_plugin", None)
         record = probe(
             pl_module.model,

@@ -77,7 +77,7 @@ def test_zero_queries_give_the_prenorm_model_when_eps_vanishes() -> None:
         return (full - run(PreNorm(PreNormSettings(), 6, 8, eps).double())).abs().max().item()
 
     assert gap(1e-30) < 1e-13
-    assert gap(1e-5) > 1e-3  # with a small embedding the usual eps is not negligible
+    assert gap(1e-5) > 1e-4  # with a small embedding the usual eps is not negligible
 
 
 def test_settings_refuse_a_zero_eps() -> None:

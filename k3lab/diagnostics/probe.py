@@ -111,7 +111,7 @@ def probe(
         taps = _Taps(model)
         try:
             with torch.enable_grad(), precision():
-                logits_BTV = model.forward(tokens_BT, mask_BT).logits
+                logits_BTV = model.forward(tokens_BT, mask_BT).logits_BTV
                 loss = F.cross_entropy(
                     logits_BTV.float().flatten(0, 1), targets_BT.flatten(), ignore_index=-100, reduction="sum"
                 )

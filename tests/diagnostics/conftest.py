@@ -64,7 +64,7 @@ class ToyFFN(nn.Module):
 
 
 class ToyOutput(NamedTuple):
-    logits: Tensor
+    logits_BTV: Tensor
     routings: tuple[Routing, ...]
 
 

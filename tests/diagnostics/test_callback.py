@@ -30,7 +30,7 @@ def train(
     for micro in range(2 * steps):
         if callback is not None:
             callback.on_train_batch_start(SimpleNamespace(), module, batch, micro)
-        logits = model(batch["tokens"]).logits
+        logits = model(batch["tokens"]).logits_BTV
         F.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten()).backward()
         if micro % 2:
             optimizer.step()

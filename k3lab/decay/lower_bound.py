@@ -65,9 +65,7 @@ class LowerBoundSettings:
             return [f"{init}: dead gate, {dead:.0%} of channels start with |g| < 1e-6 and never forget"]
         if median > math.log(2):
             half_life = math.log(2) / median
-            return [
-                f"{init}: the median channel starts with g = {-median:.2g}, a half-life of {half_life:.2g} token"
-            ]
+            return [f"{init}: the median channel starts with g = {-median:.2g}, a half-life of {half_life:.2g} token"]
         return []
 
 

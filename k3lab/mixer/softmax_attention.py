@@ -73,9 +73,7 @@ class SoftmaxAttention(Mixer):
         o_BTHK = causal_attention(q_BTHK, k_BTHK, v_BTHK, self.head_dim**-0.5)
         return self.out(o_BTHK.flatten(2))
 
-    def new_cache(
-        self, batch: int, device: torch.device | str, dtype: torch.dtype
-    ) -> tuple[TokenCache, TokenCache]:
+    def new_cache(self, batch: int, device: torch.device | str, dtype: torch.dtype) -> tuple[TokenCache, TokenCache]:
         """Rotated keys, and values, of every token seen."""
         return TokenCache(batch, device, dtype), TokenCache(batch, device, dtype)
 

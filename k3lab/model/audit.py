@@ -79,9 +79,7 @@ def print_audit(result: dict[str, Any]) -> None:
     for part, number in result["by_part"].items():
         parts.add_row(part, f"{number:,}", f"{result['active_by_part'][part]:,}")
     parts.add_section()
-    parts.add_row(
-        "all (active: without the input embedding)", *_pair(result, "total_params", "active_params")
-    )
+    parts.add_row("all (active: without the input embedding)", *_pair(result, "total_params", "active_params"))
     costs = Table("cost", "value", title="Costs")
     costs.columns[1].justify = "right"
     costs.add_row(f"forward FLOPs a token at {result['seq_len']} tokens", f"{result['flops_per_token']:,}")

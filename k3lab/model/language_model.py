@@ -87,10 +87,7 @@ class LanguageModel(nn.Module):
     def new_caches(self, batch: int, dtype: torch.dtype | None = None) -> list[Any]:
         """Empty decoding caches, one a layer, for ``batch`` sequences; keys and values kept in ``dtype``."""
         weight = self.embedding.weight
-        return [
-            layer.mixer.new_cache(batch, weight.device, dtype or weight.dtype)
-            for layer in self.decoder_layers
-        ]
+        return [layer.mixer.new_cache(batch, weight.device, dtype or weight.dtype) for layer in self.decoder_layers]
 
     def audit(self, seq_len: int = 2048) -> dict[str, Any]:
         """Parameters, FLOPs and decoding memory; see `k3lab.model.audit.audit`."""

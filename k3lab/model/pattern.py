@@ -15,9 +15,7 @@ def layer_pattern(
     """
     if pattern is None:
         if len(selected) > 2:
-            raise ValueError(
-                f"model.pattern=null: must be given when mixer={list(selected)} selects more than two"
-            )
+            raise ValueError(f"model.pattern=null: must be given when mixer={list(selected)} selects more than two")
         first, last = selected[0], selected[-1]
         pattern = [first, first, first, last]
         last_mixer = last_mixer or last

@@ -12,9 +12,7 @@ from k3lab_kernels.kda import chunk_kda
 
 def test_inverse_softplus_does_not_cancel() -> None:
     u = torch.tensor([1e-7, 1e-3, 0.1, 3.0, 50.0])
-    torch.testing.assert_close(
-        torch.nn.functional.softplus(inverse_softplus(u), threshold=90), u, rtol=1e-5, atol=0
-    )
+    torch.testing.assert_close(torch.nn.functional.softplus(inverse_softplus(u), threshold=90), u, rtol=1e-5, atol=0)
 
 
 def test_log_uniform_covers_its_range_evenly_in_logarithm() -> None:

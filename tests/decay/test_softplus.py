@@ -46,7 +46,7 @@ def test_half_precision_logits_give_fp32() -> None:
 
 
 def test_refuses_bad_settings() -> None:
-    with pytest.raises(ValueError, match="a_init=zeros.*zero"):
+    with pytest.raises(ValueError, match=r"a_init=zeros.*zero"):
         SoftplusSettings(a_init="zeros")
     with pytest.raises(ValueError, match="dt_max"):
         SoftplusSettings(dt_max=0.0001)

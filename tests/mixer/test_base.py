@@ -26,9 +26,13 @@ VARIANTS = [
     ),
     ("softmax_attention", {"rope": False, "heads": 3, "head_dim": 7}),
 ]
-each_variant = pytest.mark.parametrize(
-    ("name", "settings"), VARIANTS, ids=lambda v: v if isinstance(v, str) else str(len(v))
-)
+
+
+def label(value: object) -> str:
+    return value if isinstance(value, str) else str(len(value))  # type: ignore[arg-type]
+
+
+each_variant = pytest.mark.parametrize(("name", "settings"), VARIANTS, ids=label)
 
 
 def make(name: str, settings: dict[str, Any], decay: str = "lower_bound", dims: ModelDims = DIMS) -> Mixer:
@@ -49,7 +53,7 @@ def decode(mixer: Mixer, x_BTD: Tensor, lengths: list[int]) -> Tensor:
 @pytest.mark.parametrize(
     ("name", "settings", "decay"),
     [(n, s, d) for n, s in VARIANTS for d in options("decay") if n == "kda" or d == "none"],
-    ids=lambda v: v if isinstance(v, str) else str(len(v)),
+    ids=label,
 )
 def test_one_token_at_a_time_equals_the_whole_sequence(name: str, settings: dict, decay: str) -> None:
     for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-5)):

@@ -41,8 +41,7 @@ def loop(m: KDA, x_TD: Tensor) -> Tensor:
         return F.silu(torch.stack(rows))
 
     q_TC, k_TC, v_TC = (
-        conv(project(x_TD), short.weight)
-        for project, short in ((m.q, m.q_conv), (m.k, m.k_conv), (m.v, m.v_conv))
+        conv(project(x_TD), short.weight) for project, short in ((m.q, m.q_conv), (m.k, m.k_conv), (m.v, m.v_conv))
     )
     g_TGK = m.decay.log_decay(m.decay_logit(x_TD[None]))[0]
     beta_TG = torch.sigmoid(m.beta(x_TD)) * (2 if m.settings.negative_eigenvalues else 1)

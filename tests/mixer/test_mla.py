@@ -15,9 +15,7 @@ from k3lab.model_dims import ModelDims
 def make(dims: ModelDims | None = None, **settings: Any) -> MLA:
     torch.manual_seed(0)
     dims = dims or ModelDims(hidden_size=12, heads=2, head_dim=4, init_std=0.4)
-    return MLA(
-        MLASettings(**settings), dims, lambda heads, head_dim: pytest.fail("attention needs no decay")
-    ).double()
+    return MLA(MLASettings(**settings), dims, lambda heads, head_dim: pytest.fail("attention needs no decay")).double()
 
 
 def by_hand(m: MLA, x_TD: Tensor) -> Tensor:

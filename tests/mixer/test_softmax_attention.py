@@ -15,9 +15,7 @@ from k3lab.model_dims import ModelDims
 def make(**settings: Any) -> SoftmaxAttention:
     torch.manual_seed(0)
     dims = ModelDims(hidden_size=12, heads=2, head_dim=4, init_std=0.4)
-    return SoftmaxAttention(
-        SoftmaxAttentionSettings(**settings), dims, lambda h, k: pytest.fail("no decay")
-    ).double()
+    return SoftmaxAttention(SoftmaxAttentionSettings(**settings), dims, lambda h, k: pytest.fail("no decay")).double()
 
 
 @pytest.mark.parametrize("rope", [False, True])

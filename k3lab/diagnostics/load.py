@@ -6,7 +6,7 @@ MaxVio = max c/c̄ − 1, MinVio = 1 − min c/c̄, CV = std c/c̄, entropy in u
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from k3lab.tracking import names
 from k3lab_kernels.router import load_metrics, max_vio_floor
 
 # Metric → key of load_metrics, and how the layers' values become the model's: the worst one, or their sum.
-_METRICS = {
+_METRICS: dict[str, tuple[str, Callable[[list[float]], float]]] = {
     names.BALANCE_MAX_VIO: ("max_vio", max),
     names.BALANCE_MIN_VIO: ("min_vio", max),
     names.BALANCE_CV: ("cv", max),

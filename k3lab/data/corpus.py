@@ -17,7 +17,9 @@ import numpy as np
 from k3lab.config.errors import UserError
 from k3lab.data.files import shown
 
-_CHUNK = 1 << 22  # bytes checked at a time, so that no decoded copy of a large file exists
+Span = tuple[Path, int, int]  # a file and where its bytes start and end in the array of all bytes
+
+_CHUNK = 1 << 22  # bytes looked at at a time: a large file must not exist in memory a second time
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ def read_corpus(files: list[Path], fraction: float, window: int, raw: bool, tole
     data, ends = _read(files)
     starts = [0, *ends[:-1]]
     notes: list[str] = []
-    spans: list[tuple[Path, int, int]] = []
+    spans: list[Span] = []
     for file, start, end in zip(files, starts, ends, strict=True):
         fault = None if raw else text_fault(data[start:end])
         if fault and not tolerant:
@@ -54,18 +56,15 @@ def read_corpus(files: list[Path], fraction: float, window: int, raw: bool, tole
         raise UserError(f"data.path: the corpus is empty ({len(files)} files, 0 bytes of text)")
 
     hashes = [_hash(data[start:end]) for _, start, end in spans]
-    if len(set(hashes)) == 1:
-        train, validation, note = _split_one(data[spans[0][1] : spans[0][2]], fraction, window)
-        notes.append(f"{shown(spans[0][0])} is the only {'text' if len(spans) > 1 else 'file'}: {note}")
-        sides = (spans[0][0],), (spans[0][0],)
-    else:
-        held_out = _choose(hashes, [end - start for _, start, end in spans], fraction, window)
-        chosen = [h in held_out for h in hashes]
-        sides = tuple(
-            tuple(file for (file, *_), c in zip(spans, chosen, strict=True) if c is side) for side in (False, True)
-        )
-        validation = np.concatenate([data[a:b] for (_, a, b), c in zip(spans, chosen, strict=True) if c])
-        train = _compact(data, [(a, b) for (_, a, b), c in zip(spans, chosen, strict=True) if not c])
+    held_hashes = _choose(hashes, [end - start for _, start, end in spans], fraction, window)
+    kept = [span for span, h in zip(spans, hashes, strict=True) if h not in held_hashes]
+    held = [span for span, h in zip(spans, hashes, strict=True) if h in held_hashes]
+    if not held:
+        kept, held = _split_largest(data, spans, hashes, fraction, window)
+        file, start, end = held[0]
+        notes.append(f"too few files to hold one out: the last {end - start} bytes of {shown(file)} are validation")
+    validation = np.concatenate([data[start:end] for _, start, end in held])
+    train = _compact(data, kept)
     for name, side in (("training", train), ("validation", validation)):
         if len(side) < window:
             raise UserError(
@@ -75,7 +74,8 @@ def read_corpus(files: list[Path], fraction: float, window: int, raw: bool, tole
     digest = hashlib.blake2b(f"{len(train)} {len(validation)}".encode(), digest_size=8)
     for h in hashes:
         digest.update(h)
-    return Corpus(train, validation, *sides, digest.hexdigest(), tuple(notes))
+    kept_files, held_files = tuple(file for file, *_ in kept), tuple(file for file, *_ in held)
+    return Corpus(train, validation, kept_files, held_files, digest.hexdigest(), tuple(notes))
 
 
 def text_fault(data: np.ndarray) -> str | None:
@@ -95,7 +95,8 @@ def text_fault(data: np.ndarray) -> str | None:
 
 def entropy_bits(data: np.ndarray) -> float:
     """Entropy of the byte frequencies, in bits a byte: what a model without any context can reach."""
-    counts = np.bincount(data, minlength=256)
+    pieces = [np.bincount(data[i : i + _CHUNK], minlength=256) for i in range(0, len(data), _CHUNK)]
+    counts = np.sum(pieces, axis=0)
     p = counts[counts > 0] / len(data)
     return float(-(p * np.log2(p)).sum())
 
@@ -116,7 +117,7 @@ def _read(files: list[Path]) -> tuple[np.ndarray, list[int]]:
 
 
 def _fill(piece: np.ndarray, file: Path) -> None:
-    view, filled = memoryview(piece), 0
+    view, filled = piece.data, 0
     try:
         with file.open("rb", buffering=0) as handle:
             while filled < len(piece) and (got := handle.readinto(view[filled:])):
@@ -129,38 +130,40 @@ def _fill(piece: np.ndarray, file: Path) -> None:
 
 
 def _hash(data: np.ndarray) -> bytes:
-    return hashlib.blake2b(data, digest_size=8).digest()
+    return hashlib.blake2b(data.data, digest_size=8).digest()
 
 
 def _choose(hashes: list[bytes], sizes: list[int], fraction: float, window: int) -> set[bytes]:
-    """Hashes of the validation files: those in the lowest `fraction` of hash space, and the next
-    ones until a window fits, but never all."""
+    """Hashes of the validation files: those in the lowest `fraction` of hash space; if they do not
+    fill a window, the smallest file that does as well; none if a side then lacks a window."""
     total: Counter[bytes] = Counter()
     for h, size in zip(hashes, sizes, strict=True):
         total[h] += size
-    held_out: set[bytes] = set()
-    bytes_held = 0
-    for h in sorted(total)[:-1]:
-        if held_out and int.from_bytes(h, "big") >= fraction * 2**64 and bytes_held >= window:
-            break
-        held_out.add(h)
-        bytes_held += total[h]
-    return held_out
+    held = {h for h in total if int.from_bytes(h, "big") < fraction * 2**64}
+    if sum(total[h] for h in held) < window:
+        held.update(sorted((h for h in total if total[h] >= window), key=lambda h: (total[h], h))[:1])
+    bytes_held = sum(total[h] for h in held)
+    return held if bytes_held >= window and total.total() - bytes_held >= window else set()
 
 
-def _split_one(data: np.ndarray, fraction: float, window: int) -> tuple[np.ndarray, np.ndarray, str]:
-    """Split one text by position, its end for validation, between two characters of UTF-8."""
-    size = len(data)
-    cut = size - max(round(size * fraction), min(window, size // 2))
-    while cut > 0 and data[cut] & 0xC0 == 0x80:
+def _split_largest(
+    data: np.ndarray, spans: list[Span], hashes: list[bytes], fraction: float, window: int
+) -> tuple[list[Span], list[Span]]:
+    """Hold out the end of the largest file, cut between two characters of UTF-8; its copies go."""
+    pick = max(range(len(spans)), key=lambda i: spans[i][2] - spans[i][1])
+    file, start, end = spans[pick]
+    size = end - start
+    cut = end - max(round(size * fraction), min(window, size // 2))
+    while cut > start and data[cut] & 0xC0 == 0x80:
         cut -= 1
-    return data[:cut], data[cut:], f"its last {size - cut} of {size} bytes are the validation text"
+    others = [span for span, h in zip(spans, hashes, strict=True) if h != hashes[pick]]
+    return sorted([*others, (file, start, cut)], key=lambda span: span[1]), [(file, cut, end)]
 
 
-def _compact(data: np.ndarray, spans: list[tuple[int, int]]) -> np.ndarray:
+def _compact(data: np.ndarray, spans: list[Span]) -> np.ndarray:
     """Move spans together inside `data`, which holds the whole corpus and must not exist twice."""
     position = 0
-    for start, end in spans:
+    for _, start, end in spans:
         if start > position:
             data[position : position + end - start] = data[start:end]
         position += end - start

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from k3lab.config.errors import UserError, nearest
+from k3lab.tracking.local import SUMMARY, read_summary
 from k3lab.training import checkpoint
-from k3lab.training.summary import SUMMARY, is_running, read_summary
+from k3lab.training.lock import is_running
 
 DEPTH = 4  # <output>/<name>/<sweep>/<job>/summary.json
 

@@ -1,59 +1,17 @@
-"""The run folder's ``summary.json``, and the lock that says whether a process is training in the folder."""
+"""Whether a process is training in a run folder: a lock that no crash leaves behind."""
 
 from __future__ import annotations
 
 import fcntl
-import json
-import math
 import os
 import socket
 from pathlib import Path
 from typing import Any, TextIO
 
 from k3lab.config.errors import UserError
+from k3lab.tracking.local import read_summary
 
-SUMMARY = "summary.json"
 LOCK = ".lock"
-
-
-def read_summary(folder: Path) -> dict[str, Any]:
-    """Return the summary of a run folder, or an empty dict if there is none that can be read."""
-    try:
-        found = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def write_summary(folder: Path, summary: dict[str, Any]) -> None:
-    """Replace the summary atomically; NaN and infinities become null."""
-    write_json(folder / SUMMARY, summary)
-
-
-def write_json(file: Path, values: dict[str, Any]) -> None:
-    """Replace a JSON file atomically; NaN and infinities become null."""
-    draft = file.with_name(f".tmp-{file.name}")
-    try:
-        with draft.open("w", encoding="utf-8") as out:
-            json.dump(finite(values), out, indent=2, allow_nan=False)
-            out.write("\n")
-            out.flush()
-            os.fsync(out.fileno())
-        draft.replace(file)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise
-
-
-def finite(value: Any) -> Any:
-    """Return nested JSON values with null for every float that is not finite."""
-    if isinstance(value, dict):
-        return {str(k): finite(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 def owner() -> dict[str, Any]:
@@ -65,7 +23,8 @@ class RunLock:
     """An exclusive lock on a run folder for the time of a ``with`` block; UserError if another process has it.
 
     The system drops it when the process ends, however it ends. It is a record lock because children do not
-    inherit those: a worker that outlives a killed trainer must not keep the run from being resumed.
+    inherit those: a worker that outlives a killed trainer must not keep the run from being resumed. (For the
+    process itself such a lock is no obstacle, and opening and closing the file again would drop it.)
     """
 
     def __init__(self, folder: Path) -> None:
@@ -76,7 +35,7 @@ class RunLock:
         self._file = (self.folder / LOCK).open("a+", encoding="utf-8")
         if not _try_lock(self._file):
             self._file.close()
-            who = read_summary(self.folder).get("process") or {}
+            who = (read_summary(self.folder) or {}).get("process") or {}
             raise UserError(
                 f"{self.folder} is being trained by process {who.get('pid', '?')} on {who.get('host', '?')}: "
                 "stop that one first"

@@ -56,7 +56,7 @@ grouped_linear.register_autograd(_backward, setup_context=_save)
 def _rows(x_NA: Tensor, matrices_EAB: Tensor, ends_E: Tensor) -> Tensor:
     """Each row times its group's matrix, [N,B]."""
     if _grouped(x_NA, matrices_EAB):
-        return F.grouped_mm(x_NA, matrices_EAB, offs=ends_E)
+        return F.grouped_mm(x_NA, matrices_EAB, offs=ends_E).contiguous()  # odd widths come padded on GPUs
     groups = x_NA.split(_sizes(ends_E))
     return torch.cat([group @ matrix for group, matrix in zip(groups, matrices_EAB, strict=True)])
 
@@ -64,17 +64,18 @@ def _rows(x_NA: Tensor, matrices_EAB: Tensor, ends_E: Tensor) -> Tensor:
 def _outer(y_NA: Tensor, x_NB: Tensor, ends_E: Tensor) -> Tensor:
     """Each group's yᵀx, [E,A,B]: zero for a group without rows."""
     if _grouped(y_NA, x_NB):
-        return F.grouped_mm(y_NA.T, x_NB, offs=ends_E)
+        return F.grouped_mm(y_NA.T, x_NB, offs=ends_E).contiguous()
     sizes = _sizes(ends_E)
     return torch.stack([y.T @ x for y, x in zip(y_NA.split(sizes), x_NB.split(sizes), strict=True)])
 
 
 def _grouped(*operands: Tensor) -> bool:
     dtypes = (torch.bfloat16,) if operands[0].is_cuda else (torch.bfloat16, torch.float32)
-    return all(
-        t.dtype in dtypes and t.numel() > 0 and all(s == 1 or s * t.itemsize % 16 == 0 for s in t.stride())
-        for t in operands
-    )
+    return all(t.dtype in dtypes and t.numel() > 0 and _aligned(t) for t in operands)
+
+
+def _aligned(t: Tensor) -> bool:
+    return t.stride().count(1) == 1 and all(s == 1 or s * t.itemsize % 16 == 0 for s in t.stride())
 
 
 def _sizes(ends_E: Tensor) -> list[int]:

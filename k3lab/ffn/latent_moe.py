@@ -73,6 +73,14 @@ class LatentMoESettings:
                 f"layer has experts; a dense model is ffn={self.activation}"
             )
 
+    def warnings(self, config: Any) -> list[str]:
+        """Say so when the weights cannot teach the router anything."""
+        if self.top_k == 1:
+            return [
+                "ffn.top_k=1 with ffn=latent_moe: the norm cancels the only weight, so the loss cannot train the router"
+            ]
+        return []
+
 
 class LatentMoE(FFN):
     """Routed experts in a latent space, beside shared ones on the full width."""

@@ -68,6 +68,12 @@ class MoESettings:
                 f"layer has experts; a dense model is ffn={self.activation}"
             )
 
+    def warnings(self, config: Any) -> list[str]:
+        """Say so when the weights cannot teach the router anything."""
+        if self.top_k == 1 and config.router.normalise:
+            return ["ffn.top_k=1 with router.normalise=true: every weight is 1, so the loss cannot train the router"]
+        return []
+
 
 class MoE(FFN):
     """Routed experts on the full width, beside shared ones."""

@@ -36,12 +36,6 @@ class QuantileExactSettings:
         one_of("score", self.score, ["sigmoid"])
         positive("scale", self.scale)
 
-    def warnings(self, config: Any) -> list[str]:
-        """Say so when the weights cannot teach the router anything."""
-        if self.normalise and getattr(config.ffn, "top_k", None) == 1:
-            return ["router.normalise=true with ffn.top_k=1: every weight is 1, so the router gets no gradient"]
-        return []
-
 
 class QuantileExact(Router):
     """``pending`` [N,E] fp32 holds the scores counted so far and grows with each micro-batch.

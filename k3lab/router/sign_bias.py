@@ -10,7 +10,6 @@ T tokens, D hidden size, E experts, k experts a token.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,12 +33,6 @@ class SignBiasSettings:
         positive("gamma", self.gamma)
         one_of("score", self.score, ["sigmoid", "softmax"])
         positive("scale", self.scale)
-
-    def warnings(self, config: Any) -> list[str]:
-        """Say so when the weights cannot teach the router anything."""
-        if self.normalise and getattr(config.ffn, "top_k", None) == 1:
-            return ["router.normalise=true with ffn.top_k=1: every weight is 1, so the router gets no gradient"]
-        return []
 
 
 class SignBias(Router):

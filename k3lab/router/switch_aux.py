@@ -10,7 +10,6 @@ T tokens, D hidden size, E experts, k experts a token.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -33,12 +32,6 @@ class SwitchAuxSettings:
         non_negative("alpha", self.alpha)
         one_of("score", self.score, ["softmax", "sigmoid"])
         positive("scale", self.scale)
-
-    def warnings(self, config: Any) -> list[str]:
-        """Say so when the weights cannot teach the router anything."""
-        if self.normalise and getattr(config.ffn, "top_k", None) == 1:
-            return ["router.normalise=true with ffn.top_k=1: every weight is 1, so only the loss trains the router"]
-        return []
 
 
 class SwitchAux(Router):

@@ -8,7 +8,6 @@ T tokens, D hidden size, E experts, k experts a token.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -29,12 +28,6 @@ class TopKSettings:
     def __post_init__(self) -> None:
         one_of("score", self.score, ["sigmoid", "softmax"])
         positive("scale", self.scale)
-
-    def warnings(self, config: Any) -> list[str]:
-        """Say so when the weights cannot teach the router anything."""
-        if self.normalise and getattr(config.ffn, "top_k", None) == 1:
-            return ["router.normalise=true with ffn.top_k=1: every weight is 1, so the router gets no gradient"]
-        return []
 
 
 class TopK(Router):

@@ -1,0 +1,45 @@
+"""Sizes of the model: what is derived, what is refused."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from k3lab.model.settings import ModelSettings
+
+
+def test_head_dim_is_derived_or_free() -> None:
+    assert ModelSettings(hidden_size=96, heads=3).head_dim == 32
+    assert ModelSettings(hidden_size=100, heads=3, head_dim=64).head_dim == 64
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"hidden_size": 100, "heads": 3}, "hidden_size=100: must be a multiple of heads=3"),
+        ({"layers": 0}, "layers=0: must be positive"),
+        ({"dropout": 1.0}, "dropout=1.0"),
+        ({"pattern": []}, "pattern="),
+        ({"vocab_size": -1}, "vocab_size=-1"),
+        ({"init_std": 0.0}, "init_std=0.0"),
+    ],
+)
+def test_refuses(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ModelSettings(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "mixers", "message"),
+    [
+        ({"pattern": ["kda", "mle"]}, ["kda", "mla"], r"model\.pattern=mle.*mla"),
+        ({"last_mixer": "mla"}, ["kda"], r"model\.last_mixer=mla"),
+        ({}, ["kda", "mla", "softmax_attention"], r"model\.pattern=null"),
+    ],
+)
+def test_refuses_patterns_that_do_not_fit_the_mixers(settings: dict, mixers: list, message: str) -> None:
+    config = SimpleNamespace(mixer=dict.fromkeys(mixers))
+    with pytest.raises(ValueError, match=message):
+        ModelSettings(**settings).check(config)

@@ -40,6 +40,7 @@ app = typer.Typer(
     cls=_Group,
     no_args_is_help=True,
     add_completion=False,
+    pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Measure whether lower-bounded decay, quantile balancing and block attention residuals belong in your model.",
 )
@@ -54,7 +55,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 @app.command()
 def train(
     overrides: Overrides = None,
-    multirun: Annotated[bool, typer.Option("--multirun", "-m", help="One job for every combination of values.")] = False,
+    multirun: Annotated[bool, typer.Option("--multirun", "-m", help="One job for each combination of values.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Print the resolved configuration and stop.")] = False,
 ) -> int:
     """Train one model, or with -m one for every combination of values.

@@ -96,6 +96,9 @@ def _option(key: str, group: str, node: Any) -> Any:
 def _typed(prefix: str, cls: Any, values: dict[str, Any]) -> Any:
     """Return ``values`` as an instance of the dataclass ``cls``, naming the full key of what does not fit."""
     schema = OmegaConf.structured(cls)
+    for name in schema:  # a merge thaws the frozen class itself, but not the frozen classes inside it
+        if isinstance(child := schema._get_node(name), DictConfig):
+            OmegaConf.set_readonly(child, False)
     try:
         return OmegaConf.to_object(OmegaConf.merge(schema, values))
     except ConfigKeyError as error:

@@ -15,6 +15,7 @@ from k3lab.config.errors import UserError, nearest
 PACKAGE = Path(__file__).resolve().parent.parent
 MULTI = ("mixer",)  # groups of which several options may be loaded at once
 SOURCES = {"trainer": "training"}  # groups whose package is not called like the group
+TORCH_FREE = ("tracking", "launch", "sweep", "schedule")  # groups whose files never import torch
 
 
 @cache
@@ -67,7 +68,8 @@ def _named(module: ModuleType, wanted: str) -> Any:
 def settings_class(group: str, name: str) -> Any:
     """Return the frozen dataclass of an option's settings, without importing torch if it is not loaded yet."""
     file, dotted = _module_file(group, name)
-    module = importlib.import_module(dotted) if "torch" in sys.modules else _settings_module(file, dotted)
+    real = group in TORCH_FREE or "torch" in sys.modules
+    module = importlib.import_module(dotted) if real else _settings_module(file, dotted)
     for wanted in (f"{name}settings", f"{group}settings"):
         if (found := _named(module, wanted)) is not None:
             return found

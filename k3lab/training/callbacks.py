@@ -37,7 +37,7 @@ class BeforeStep(Callback):
         snapshot: checkpoint.Snapshot | None = None,
         where: Path | None = None,
     ) -> None:
-        self.log = log
+        self.metrics = log  # not `log`: Lightning overwrites that attribute of a callback
         self.speed = speed
         self.signals = signals
         self.seed = seed
@@ -77,7 +77,7 @@ class BeforeStep(Callback):
             metrics[names.TRAIN_AUX_LOSS] = last.aux_loss
         if pl_module.step % self.log_every == 0:
             metrics |= self.speed.metrics()
-        self.log.log(metrics, pl_module.step)
+        self.metrics.log(metrics, pl_module.step)
 
 
 class AfterStep(Callback):
@@ -95,7 +95,7 @@ class AfterStep(Callback):
     ) -> None:
         self.config = config
         self.checkpoints = folder / "checkpoints"
-        self.log = log
+        self.metrics = log  # not `log`: Lightning overwrites that attribute of a callback
         self.signals = signals
         self.display = display
         self.state = state  # what a checkpoint holds besides tensors
@@ -115,7 +115,7 @@ class AfterStep(Callback):
         at_end = step >= settings.max_steps
         if at_end or (settings.val_every and step % settings.val_every == 0):
             self._validate(trainer, pl_module)
-        self.display.update(step, self.log.latest)
+        self.display.update(step, self.metrics.latest)
         if self.signals.received is not None and not at_end:
             self._stop(trainer, pl_module)
         elif at_end or step % self.config.checkpoint.every == 0:
@@ -130,15 +130,15 @@ class AfterStep(Callback):
             pl_module.device,
             trainer.precision_plugin.forward_context,
         )
-        self.log.log(found, pl_module.step)
+        self.metrics.log(found, pl_module.step)
 
     def _stop(self, trainer: Any, pl_module: Any) -> None:
         self._save(trainer, pl_module)
         trainer.should_stop = True
 
     def _save(self, trainer: Any, pl_module: Any) -> None:
-        if self.log.tracker is not None:
-            self.log.tracker.flush()
+        if self.metrics.tracker is not None:
+            self.metrics.tracker.flush()
         snapshot = capture(pl_module.step, pl_module.model, trainer.optimizers[0], self.state())
         checkpoint.write(self.checkpoints, snapshot, self.config.checkpoint.keep)
         self.on_saved()

@@ -25,18 +25,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from k3lab.config.errors import UserError
+from k3lab.training.foreign import CheckpointError, refuse_pickle
 from k3lab.training.packing import pack, pack_unique, unpack
 
 FORMAT = "k3lab-checkpoint-1"
 PARTS = ("model", "optimizer", "rng")
 MANIFEST = "manifest.json"
 TEMPORARY = ".tmp-"
-PICKLES = (".ckpt", ".pt", ".pth", ".bin", ".pkl", ".pickle", ".joblib", ".npy", ".distcp")
-
-
-class CheckpointError(UserError):
-    """A checkpoint that is damaged, foreign, or of another model; the message names the file or the tensor."""
 
 
 @dataclass
@@ -122,17 +117,6 @@ def verify(folder: Path) -> dict[str, Any]:
         if found != manifest["files"].get(tensors.name):
             raise CheckpointError(f"{tensors} is damaged: its checksum does not match the manifest's")
     return manifest
-
-
-def refuse_pickle(path: Path) -> None:
-    """Raise CheckpointError for a file, or a folder with files, of a kind that runs code when it is read."""
-    files = [path] if path.is_file() else sorted(path.iterdir()) if path.is_dir() else []
-    for file in files:
-        if file.suffix.lower() in PICKLES and file.is_file():
-            raise CheckpointError(
-                f"{file} may run code when it is loaded: refused; k3lab reads only safetensors files "
-                "with their manifest"
-            )
 
 
 def complete(checkpoints: Path) -> list[Path]:

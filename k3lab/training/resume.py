@@ -8,7 +8,7 @@ from typing import Any
 
 from k3lab.config.errors import UserError, nearest
 from k3lab.tracking.local import SUMMARY, read_summary
-from k3lab.training import checkpoint
+from k3lab.training.foreign import refuse_pickle
 from k3lab.training.lock import is_running
 
 DEPTH = 4  # <output>/<name>/<sweep>/<job>/summary.json
@@ -40,12 +40,12 @@ def require_run(value: str) -> Path:
     """Return the run folder that ``resume=`` names; raises UserError for anything else, and opens no pickle."""
     folder = Path(value)
     if folder.is_file():
-        checkpoint.refuse_pickle(folder)
+        refuse_pickle(folder)
         raise UserError(f"resume={value} is a file: must be a run folder, or auto")
     if not folder.is_dir():
         beside = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
         raise UserError(f"resume={value}: no such folder{nearest(folder.name, beside)}")
     if not (folder / "config.yaml").is_file():
-        checkpoint.refuse_pickle(folder)
+        refuse_pickle(folder)
         raise UserError(f"resume={value} is no run folder: it has no config.yaml")
     return folder

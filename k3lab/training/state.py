@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from k3lab.training.checkpoint import CheckpointError, Snapshot
+from k3lab.training.checkpoint import Snapshot
+from k3lab.training.foreign import CheckpointError
 from k3lab.training.packing import rng_state, set_rng_state
 
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from k3lab.training import checkpoint
-from k3lab.training.checkpoint import CheckpointError, Snapshot
+from k3lab.training.checkpoint import Snapshot
+from k3lab.training.foreign import CheckpointError
 
 FILES = ("model.safetensors", "optimizer.safetensors", "rng.safetensors", "manifest.json")
 
@@ -23,7 +24,10 @@ def snapshot(step: int = 3) -> Snapshot:
     return Snapshot(
         step,
         {"embedding": tied, "head": tied, "router.pending": torch.tensor([1, 2], dtype=torch.int32)},
-        {"state": {"embedding": {"step": torch.tensor(3.0), "exp_avg": torch.ones(2, 3)}}, "param_groups": [{"lr": 0.1}]},
+        {
+            "state": {"embedding": {"step": torch.tensor(3.0), "exp_avg": torch.ones(2, 3)}},
+            "param_groups": [{"lr": 0.1}],
+        },
         {"torch": torch.get_rng_state(), "python": (3, (1, 2), None)},
         {"run_id": "abc", "latest": {"val/loss": float("nan")}, "wall_s": 1.5},
     )

@@ -108,8 +108,8 @@ def test_the_newest_unfinished_run_is_found(tmp_path: Path) -> None:
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run_a").mkdir()
     with pytest.raises(UserError, match="no such folder; did you mean 'run_a'"):
-        (tmp_path / "run_a").mkdir()
         require_run(str(tmp_path / "run_b"))
     with pytest.raises(UserError, match=r"has no config\.yaml"):
         require_run(str(tmp_path / "run_a"))

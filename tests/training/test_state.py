@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from k3lab.training import checkpoint
-from k3lab.training.checkpoint import CheckpointError
+from k3lab.training.foreign import CheckpointError
 from k3lab.training.state import capture, load_weights, restore
 
 
@@ -49,7 +49,7 @@ def test_training_continues_bitwise(tmp_path: Path, decayed_first: bool) -> None
 
 
 def test_another_model_is_named(tmp_path: Path) -> None:
-    model, optimizer = build()
+    model, _ = build()
     weights = dict(model.state_dict())
     with pytest.raises(CheckpointError, match=r"'0.weight' is float32 \[4, 3\], this model's is float32 \[5, 3\]"):
         load_weights(build(width=5)[0], weights, tmp_path)

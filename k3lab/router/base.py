@@ -109,7 +109,9 @@ class Router(nn.Module, ABC):
             )
         dtype = torch.float64 if torch.float64 in (x_TD.dtype, self.weight.dtype) else torch.float32
         with torch.autocast(x_TD.device.type, enabled=False):
-            return F.linear(x_TD.to(dtype), self.weight.to(dtype))
+            logits_TE = F.linear(x_TD.to(dtype), self.weight.to(dtype))
+        # NaN comes from x: the experts carry it on to the loss, where training stops and tells which layer
+        return logits_TE.nan_to_num(nan=0.0)
 
     def mixing_weights(self, scores_Tk: Tensor) -> Tensor:
         """Unbiased scores of the chosen experts → weights: normalised over the k if set, times the scale."""

@@ -103,6 +103,17 @@ def test_one_token(name: str) -> None:
 
 
 @both
+def test_a_token_that_is_not_finite_shows_in_its_output_alone(name: str) -> None:
+    layer, x = make(name), inputs(1, 9, 16)
+    expected, _ = layer(x)
+    x[0, 4, 2] = torch.nan
+    y, _ = layer(x)
+    assert y[0, 4].isnan().all()
+    others = [0, 1, 2, 3, 5, 6, 7, 8]
+    torch.testing.assert_close(y[0, others], expected[0, others])
+
+
+@both
 def test_needs_a_router(name: str) -> None:
     cls, settings = OPTIONS[name]
     with pytest.raises(ValueError, match=f"router=None: ffn={name} needs one"):

@@ -286,6 +286,18 @@ def test_wrong_shapes_are_named(name: str) -> None:
             router.route(torch.zeros(4, 16), mask)
 
 
+@every_router
+def test_tokens_that_are_not_finite_disturb_no_other(name: str) -> None:
+    router, x = make(name), tokens(16)
+    expected = router.route(x)
+    x[3, 5], x[7, 1] = torch.nan, torch.inf
+    routing = router.route(x)
+    others = [t for t in range(16) if t not in (3, 7)]
+    assert torch.equal(routing.ids_Tk[others], expected.ids_Tk[others])
+    assert routing.ids_Tk.min() >= 0
+    assert routing.ids_Tk.max() < 8
+
+
 def test_routers_of_several_kinds_and_sizes_update_together() -> None:
     def build() -> list[Router]:
         return [make("quantile"), make("sign_bias"), make("quantile"), make("topk"), make("quantile", top_k=3),

@@ -45,8 +45,9 @@ class Layout:
         C, G = self.chunk, self.chunks
         if self.rows is None:
             steps = len(self.counts)
-            x = F.pad(x.to(dtype), (0, 0, 0, 0, 0, steps * C - self.time))
-            x = x.view(self.batch, steps, C, H, D).permute(1, 0, 3, 2, 4)
+            x, missing = x.to(dtype), steps * C - self.time
+            x = F.pad(x, (0, 0, 0, 0, 0, missing)) if missing else x
+            x = x.reshape(self.batch, steps, C, H, D).permute(1, 0, 3, 2, 4)
         else:
             x = x.new_zeros(G * C, H, D, dtype=dtype).index_copy(0, self.rows, x[0].to(dtype))
             x = x.view(G, C, H, D).transpose(1, 2)

@@ -15,7 +15,7 @@ from k3lab_kernels.kda.chunk import Kept, chunk_backward, chunk_forward, split_i
 from k3lab_kernels.kda.gate import prepare
 from k3lab_kernels.kda.layout import Layout, make_layout
 from k3lab_kernels.kda.recurrent import recurrent_forward
-from k3lab_kernels.kda.tiles import chunk_decays, tile_rows
+from k3lab_kernels.kda.tiles import tile_rows
 
 
 def _autocast_off(device: torch.device):
@@ -65,7 +65,7 @@ def _kda_chunk(
         layout = make_layout(B, T, chunk_size, v.device, cu_seqlens, cu_seqlens_cpu)
         x = split_inputs(layout, q, k, v, g, beta, dtype)
         state = _initial(layout, initial_state, v, K)
-        out, state, kept = chunk_forward(x, chunk_decays(x.g, tile), state, layout.steps(HV), scale, tile)
+        out, state, _, kept = chunk_forward(x, state, layout.steps(HV), scale, tile)
         o = layout.join(out, HV).to(v.dtype).contiguous()
         final_state = layout.unrank(state.view(layout.sequences, HV, K, V))
         if not keep:
@@ -117,15 +117,11 @@ def _kda_chunk_backward(
         layout = make_layout(B, T, chunk_size, v.device, cu_seqlens, cu_seqlens_cpu)
         steps = layout.steps(HV)
         x = split_inputs(layout, q, k, v, g, beta, dtype)
-        decays = chunk_decays(x.g, tile)
-        if keep:
-            M = layout.chunks * HV
-            kept = Kept(*squares[:, :M].unbind(0), *values[:, :M].unbind(0), states[:M])
-        else:
-            kept = chunk_forward(x, decays, _initial(layout, initial_state, v, K), steps, scale, tile)[2]
+        state, M = _initial(layout, initial_state, v, K), layout.chunks * HV
+        kept = Kept(*squares[:, :M].unbind(0), *values[:, :M].unbind(0), states[:M]) if keep else None
         d_state = _initial(layout, d_final_state, v, K)
         d_out = layout.split(d_o, dtype)
-        d_x, d_state = chunk_backward(d_out, d_state, x, decays, kept, steps, scale, tile)
+        d_x, d_state = chunk_backward(d_out, d_state, x, state, kept, steps, scale, tile)
         grads = [layout.join(d, HV).to(like.dtype).contiguous() for d, like in zip(d_x, (q, k, v, g), strict=False)]
         d_beta = layout.join(d_x.beta, HV).squeeze(-1).to(beta.dtype).contiguous()
         d_state = layout.unrank(d_state.view(layout.sequences, HV, K, V))

@@ -84,13 +84,22 @@ def _diagonal_blocks(x_MCC: Tensor, tile: int) -> Tensor:
     return x_MCC.view(M, n, tile, n, tile).diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
 
 
-def decayed_products(q_MCK: Tensor, k_MCK: Tensor, decays: Decays, tile: int) -> tuple[Tensor, Tensor]:
-    """Lower triangles of q·kᵀ (with its diagonal) and k·kᵀ (without), decayed: two [M, C, C]."""
-    M, C, K = q_MCK.shape
-    qk_MCC, kk_MCC = q_MCK.new_zeros(2, M, C, C).unbind(0)
+def _decayed_rows(q: Tensor, k: Tensor, query: Tensor) -> Tensor:
+    """Rows of the second halves of q and k [M, n, 2, h, K], decayed: [M, n, 2, h, K]."""
+    rows = torch.empty_like(q)
+    torch.mul(q[:, :, 1], query, out=rows[:, :, 0])
+    torch.mul(k[:, :, 1], query, out=rows[:, :, 1])
+    return rows
+
+
+def decayed_products(
+    q_MCK: Tensor, k_MCK: Tensor, decays: Decays, tile: int, qk_MCC: Tensor, kk_MCC: Tensor
+) -> None:
+    """Write the lower triangles of q·kᵀ (with its diagonal) and k·kᵀ (without), decayed, into zeroed [M, C, C]."""
+    M, _, K = q_MCK.shape
     for h, query, key in zip(decays.levels, decays.query, decays.key, strict=True):
         q, k = (x.view(M, -1, 2, h, K) for x in (q_MCK, k_MCK))
-        rows = torch.stack((q[:, :, 1], k[:, :, 1]), 2) * query.unsqueeze(2)
+        rows = _decayed_rows(q, k, query)
         product = rows.flatten(2, 3) @ (k[:, :, 0] * key).mT
         _blocks(qk_MCC, h).copy_(product[:, :, :h])
         _blocks(kk_MCC, h).copy_(product[:, :, h:])
@@ -101,7 +110,6 @@ def decayed_products(q_MCK: Tensor, k_MCK: Tensor, decays: Decays, tile: int) ->
         _diagonal_blocks(qk_MCC, tile).copy_(product[:, 0])
         _diagonal_blocks(kk_MCC, tile).copy_(product[:, 1])
     qk_MCC.diagonal(dim1=1, dim2=2).copy_((q_MCK * k_MCK).sum(-1))
-    return qk_MCC, kk_MCC
 
 
 def decayed_products_backward(
@@ -121,15 +129,15 @@ def decayed_products_backward(
 
     for h, query, key in reversed(list(zip(decays.levels, decays.query, decays.key, strict=True))):
         q, k, dq, dk = (x.view(M, -1, 2, h, K) for x in (q_MCK, k_MCK, d_q, d_k))
-        rows = torch.stack((q[:, :, 1], k[:, :, 1]), 2) * query.unsqueeze(2)
+        rows = _decayed_rows(q, k, query)
         keys = k[:, :, 0] * key
         d_product = torch.cat((_blocks(d_qk, h), _blocks(d_kk, h)), 2)
-        d_keys = (d_product.mT @ rows.flatten(2, 3)) * key
-        d_rows = (d_product @ keys).view_as(rows) * query.unsqueeze(2)
+        d_keys = (d_product.mT @ rows.flatten(2, 3)).mul_(key)
+        d_rows = (d_product @ keys).view_as(rows).mul_(query.unsqueeze(2))
         dq[:, :, 1] += d_rows[:, :, 0]
         dk[:, :, 1] += d_rows[:, :, 1]
         dk[:, :, 0] += d_keys
-        d_query = q[:, :, 1] * d_rows[:, :, 0] + k[:, :, 1] * d_rows[:, :, 1]
+        d_query = (q[:, :, 1] * d_rows[:, :, 0]).addcmul_(k[:, :, 1], d_rows[:, :, 1])
         _descend(before, after, d_g, h, d_query, k[:, :, 0] * d_keys)
 
     if decays.tile is not None:

@@ -22,8 +22,6 @@ from k3lab.mixer.short_conv import ShortConv
 from k3lab.model_dims import ModelDims
 from k3lab_kernels.kda import chunk_kda, fused_recurrent_kda
 
-CHUNK = 64  # tokens a chunk of the kernel's chunk form, for counting FLOPs
-
 
 @dataclass(frozen=True)
 class KDASettings:
@@ -39,12 +37,15 @@ class KDASettings:
     output_gate: str = "full"  # full | low_rank | none
     gate_rank: int | None = None  # rank of the low_rank output gate; null: value_head_dim
     negative_eigenvalues: bool = False  # β in (0, 2) instead of (0, 1)
+    chunk: int | None = None  # tokens a chunk of the kernel, 32 or 64; null: 32 for K up to 48, else 64
 
     def __post_init__(self) -> None:
         for key in ("heads", "value_heads", "head_dim", "value_head_dim", "decay_rank", "gate_rank"):
             positive(key, getattr(self, key))
         in_range("conv", self.conv, 1, 16)
         one_of("output_gate", self.output_gate, ["full", "low_rank", "none"])
+        if self.chunk not in (None, 32, 64):
+            raise ValueError(f"chunk={self.chunk}: must be 32 or 64, or null")
 
     def check(self, config: Any) -> None:
         """The value heads divide evenly over the heads."""
@@ -95,6 +96,8 @@ class KDA(Mixer):
         self.value_heads = settings.value_heads or self.heads
         self.key_dim = settings.head_dim or model.head_dim
         self.value_dim = settings.value_head_dim or self.key_dim
+        # the squares of a chunk are most of the work of narrow heads, the state is that of wide ones
+        self.chunk = settings.chunk or (32 if self.key_dim <= 48 else 64)
         keys, values = self.heads * self.key_dim, self.value_heads * self.value_dim
 
         self.q = linear(hidden, keys, std)
@@ -128,6 +131,7 @@ class KDA(Mixer):
             "use_qk_l2norm_in_kernel": True,
             "use_beta_sigmoid_in_kernel": True,
             "allow_neg_eigval": self.settings.negative_eigenvalues,
+            "chunk_size": self.chunk,
             **self.decay.kernel_args(self.decay_logit(x_BTD)),
         }
         if cache is None:
@@ -154,7 +158,7 @@ class KDA(Mixer):
         key_dim, value_dim = self.key_dim, self.value_dim
         taps = sum(c.weight.numel() for c in (self.q_conv, self.k_conv, self.v_conv))
         matrices = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
-        within = CHUNK * (3 * key_dim + 2 * value_dim) + CHUNK * CHUNK // 3
+        within = self.chunk * (3 * key_dim + 2 * value_dim) + self.chunk**2 // 3
         across = 6 * key_dim * value_dim
         return 2 * (matrices + taps) + self.value_heads * (within + across)
 

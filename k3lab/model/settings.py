@@ -44,3 +44,12 @@ class ModelSettings:
         if self.pattern is None and len(config.mixer) > 2:
             names = ", ".join(config.mixer)
             raise ValueError(f"model.pattern=null: must be given when mixer=[{names}] selects more than two")
+
+    def warnings(self, config: Any) -> list[str]:
+        """Say so when a selected mixer gets no layer."""
+        used = set((self.pattern or [])[: self.layers]) | {self.last_mixer}
+        if self.pattern is None:
+            used |= set(list(config.mixer)[-min(self.layers, 2) :])
+        return [
+            f"mixer={name}: selected, but no layer of model.pattern has it" for name in config.mixer if name not in used
+        ]

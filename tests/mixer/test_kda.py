@@ -161,9 +161,19 @@ def test_the_inner_width_may_differ_from_the_hidden_size() -> None:
     assert mixer(torch.randn(1, 3, 10, dtype=torch.float64)).shape == (1, 3, 10)
 
 
+def test_the_chunk_changes_the_order_of_sums_alone() -> None:
+    x = torch.randn(1, 100, 12, dtype=torch.float64)
+    assert make().chunk == 32
+    assert make(head_dim=64).chunk == 64
+    torch.testing.assert_close(make(chunk=64)(x), make(chunk=32)(x), rtol=1e-10, atol=1e-13)
+    assert make(chunk=64).flops_per_token(100) > make(chunk=32).flops_per_token(100)
+
+
 def test_refuses_bad_settings() -> None:
     with pytest.raises(ValueError, match=r"output_gate=ful.*full"):
         KDASettings(output_gate="ful")
+    with pytest.raises(ValueError, match="chunk=48: must be 32 or 64"):
+        KDASettings(chunk=48)
     with pytest.raises(ValueError, match="conv=0"):
         KDASettings(conv=0)
     config = SimpleNamespace(model=SimpleNamespace(heads=2))

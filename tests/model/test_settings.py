@@ -43,3 +43,18 @@ def test_refuses_patterns_that_do_not_fit_the_mixers(settings: dict, mixers: lis
     config = SimpleNamespace(mixer=dict.fromkeys(mixers))
     with pytest.raises(ValueError, match=message):
         ModelSettings(**settings).check(config)
+
+
+@pytest.mark.parametrize(
+    ("settings", "unused"),
+    [
+        ({}, []),
+        ({"layers": 1}, ["kda"]),
+        ({"pattern": ["kda"]}, ["mla"]),
+        ({"pattern": ["kda"], "last_mixer": "mla"}, []),
+        ({"pattern": ["kda", "mla"], "layers": 1}, ["mla"]),
+    ],
+)
+def test_warns_of_mixers_without_a_layer(settings: dict[str, Any], unused: list[str]) -> None:
+    lines = ModelSettings(**settings).warnings(SimpleNamespace(mixer={"kda": None, "mla": None}))
+    assert [line.split(":")[0] for line in lines] == [f"mixer={name}" for name in unused]

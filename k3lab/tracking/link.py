@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -44,7 +45,7 @@ class Link:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is the trainer's business
-            cwd=run.folder,
+            cwd=run.output if os.path.isdir(run.output) else run.folder,  # MLflow names ./mlruns here and there
         )
         self._reader = threading.Thread(target=self._listen, name="tracking", daemon=True)
         self._reader.start()

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,21 +37,25 @@ class Tracker:
         parent_run_id: str | None = None,
         run_id: str | None = None,
         start_step: int = 0,
+        params: dict[str, str] | None = None,
     ) -> Tracker:
         """Start to log a run, or continue ``run_id`` after ``start_step`` optimizer steps; returns at once.
 
         What was logged past ``start_step`` is dropped from metrics.jsonl, and not sent twice to the store. What
-        the store misses is sent. Raises OSError if the folder cannot be written.
+        the store misses is sent. ``params`` replace the configuration's for a run that only groups others.
+        Raises OSError if the folder cannot be written.
         """
         folder = folder.absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / CONFIG).exists():
+        if params is None and not (folder / CONFIG).exists():
             (folder / CONFIG).write_text(config.to_yaml(), encoding="utf-8")
         metrics = MetricsFile(folder, start_step)
         settings = config.tracking
         link = None
         if component("tracking", settings.name).remote:
             request = _request(config, folder, parent_run_id, run_id, start_step)
+            if params is not None:
+                request = replace(request, params=params)
             link = Link(settings.name, settings, request, _say)
         system = None
         if getattr(settings, "system_metrics", False):

@@ -1,1 +1,1 @@
-"""Launching: one run in this process, or one fresh process for every job of a sweep."""
+"""Launching: one fresh process a job, its folder, its launcher, and the loop that runs a sweep."""

@@ -1,84 +1,88 @@
-"""`k3lab train` without -m: one run in this process, new or gone on with."""
+"""One training in this process: a new run, or one that goes on."""
 
 from __future__ import annotations
 
-import secrets
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from k3lab.config.errors import UserError
 from k3lab.config.load import load, load_folder
-from k3lab.config.overrides import Override, parse
-from k3lab.config.schema import Config
+from k3lab.config.overrides import parse
+from k3lab.launch.folders import output_of, run_folder, with_output
 
-# With resume=FOLDER the folder's own configuration counts; these say how long to go on and who watches.
-RESUMABLE = ("trainer.max_steps", "trainer.display", "trainer.log_every", "tracking.uri", "paths.output")
+# What may change when a run goes on: it stays the same experiment.
+MAY_CHANGE = (
+    *("trainer.max_steps", "trainer.display", "trainer.workers", "trainer.devices"),
+    *("checkpoint.every", "checkpoint.keep"),
+)
+NOT_COMPARED = ("resume", "name", "paths", "tracking", "launch", "sweep")
 
 
 def run_single(overrides: list[str]) -> int:
-    """Train under Hydra overrides and return the exit code; the last line on standard output is the folder."""
-    parsed = [parse(text) for text in overrides]
-    folder = _resume_folder(parsed)
-    # Settings are checked before torch is there; loaded again after it, they are the components' real classes.
-    _load(overrides, parsed, folder)
-    import torch  # noqa: F401
-
-    config = _load(overrides, parsed, folder)
+    """Train one model and print its folder as the last line; returns the exit code. Raises UserError."""
+    resume, rest = split_resume(overrides)
+    if resume is None or resume == "auto":
+        config = load(rest)
+        config = with_output(config, Path(config.paths.output))
+        folder = _unfinished(config) if resume == "auto" else None
+        going_on, folder = folder is not None, folder or run_folder(config)
+    else:
+        folder, going_on = _require_run(resume), True
+        config = _config_of(folder, rest)
     for line in config.warnings():
         print(f"k3lab: warning: {line}", file=sys.stderr)
-    if folder is None and config.resume == "auto":
-        from k3lab.training.resume import find_unfinished
-
-        folder = find_unfinished(Path(config.paths.output), config.fingerprint())
-        if folder is not None:
-            print(f"k3lab: going on with {folder}", file=sys.stderr)
-            config = load_folder(folder, _kept(parsed))
     from k3lab.training.run import run_training
 
-    resume = folder is not None
-    folder = folder or new_folder(Path(config.paths.output), config.name or "train")
-    code = run_training(config, folder, resume=resume)
+    code = run_training(config, folder, resume=going_on)
+    sys.stderr.flush()
     print(folder, flush=True)
     return code
 
 
-def new_folder(output: Path, name: str, prefix: str = "") -> Path:
-    """Return the path of a folder that nobody else has: by second and six random letters; it is not made yet."""
-    return output / name / f"{prefix}{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+def split_resume(overrides: list[str]) -> tuple[str | None, list[str]]:
+    """Return the value of ``resume=`` and the other overrides."""
+    resume, rest = None, []
+    for text in overrides:
+        if text.startswith("resume="):
+            value = parse(text).value
+            resume = None if value is None else str(value)
+        else:
+            rest.append(text)
+    return resume, rest
 
 
-def _resume_folder(parsed: list[Override]) -> Path | None:
-    given = [o.value for o in parsed if o.key == "resume"]
-    if not given or given[-1] in (None, "auto"):
-        return None
+def _unfinished(config: Any) -> Path | None:
+    from k3lab.training.resume import find_unfinished
+
+    return find_unfinished(Path(config.paths.output), config.fingerprint())
+
+
+def _require_run(value: str) -> Path:
     from k3lab.training.resume import require_run
 
-    return require_run(str(given[-1]))
+    return require_run(value)
 
 
-def _load(overrides: list[str], parsed: list[Override], folder: Path | None) -> Config:
-    if folder is None:
-        return load(overrides)
-    config = load_folder(folder, _kept(parsed))
-    for override in parsed:
-        if override.key not in (*RESUMABLE, "resume") and not _same(config, override):
-            raise UserError(
-                f"{override.text}: a resumed run keeps its configuration; only {', '.join(RESUMABLE)} may change"
-            )
-    return config
+def _config_of(folder: Path, overrides: list[str]) -> Any:
+    """Return the configuration of a run that goes on; raises UserError if it would be another experiment."""
+    before, config = load_folder(folder), load_folder(folder, overrides)
+    old, new = _leaves(before.to_dict()), _leaves(config.to_dict())
+    for key in dict.fromkeys([*new, *old]):
+        if key.split(".")[0] in NOT_COMPARED or key in MAY_CHANGE or old.get(key) == new.get(key):
+            continue
+        raise UserError(
+            f"{key}={new.get(key)}: a run goes on as it began, with {old.get(key)}; "
+            f"what may change: {', '.join(MAY_CHANGE)}"
+        )
+    return with_output(config, output_of(folder, config.paths.output))
 
 
-def _kept(parsed: list[Override]) -> list[str]:
-    return [o.plain() for o in parsed if o.key in RESUMABLE]
-
-
-def _same(config: Config, override: Override) -> bool:
-    """Return whether an override repeats what the run's configuration says already."""
-    found: Any = config
-    for part in override.key.split("."):
-        found = found.get(part) if isinstance(found, dict) else getattr(found, part, None)
-    if override.key == "mixer":
-        return list(found) == (override.value if isinstance(override.value, list) else [override.value])
-    return bool(getattr(found, "name", found) == override.value)
+def _leaves(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            found |= _leaves(value, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = value
+    return found

@@ -1,0 +1,1 @@
+"""Sweeps: which jobs the values on a command line mean."""

@@ -1,0 +1,67 @@
+"""The grid: every combination of the values given, the last dimension changing fastest."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from k3lab.config import checks
+from k3lab.config.errors import UserError
+from k3lab.sweep.base import Sweeper, Trial
+from k3lab.sweep.space import Dimension, Space
+
+MAX_JOBS = 10_000  # more is a slip of the keyboard
+
+
+@dataclass(frozen=True)
+class GridSettings:
+    """How the combinations are repeated."""
+
+    name: str = "grid"
+    seeds: int | None = None  # repeat each combination with so many seeds, counted up from `seed`
+
+    def __post_init__(self) -> None:
+        checks.positive("seeds", self.seeds)
+
+
+class Grid(Sweeper):
+    """All combinations, known from the start."""
+
+    def __init__(self, settings: Any, config: Any, space: Space) -> None:
+        super().__init__(settings, config, space)
+        dimensions = list(space.dimensions)
+        for d in dimensions:
+            if d.interval is not None:
+                raise UserError(f"{d.key}=interval(…): a grid needs single values, such as {d.key}={_examples(d)}")
+        fixed = space.fixed
+        if settings.seeds is not None:
+            if any(d.key == "seed" for d in dimensions):
+                raise UserError(f"sweep.seeds={settings.seeds}: seed is swept already; give one of the two")
+            fixed = tuple(text for text in fixed if not text.startswith("seed="))
+            seeds = range(config.seed, config.seed + settings.seeds)
+            dimensions.append(Dimension("seed", tuple(f"seed={s}" for s in seeds)))
+        jobs = math.prod(len(d.values) for d in dimensions)
+        if jobs > MAX_JOBS:
+            raise UserError(f"the sweep has {jobs} jobs: at most {MAX_JOBS} are started at a time")
+        self._trials = [
+            Trial(index, (*fixed, *point), " ".join(point) or "one job")
+            for index, point in enumerate(itertools.product(*(d.values for d in dimensions)))
+        ]
+        self._next = 0
+
+    def known(self) -> list[Trial]:
+        return list(self._trials)
+
+    def ask(self) -> Trial | None:
+        if self._next == len(self._trials):
+            return None
+        self._next += 1
+        return self._trials[self._next - 1]
+
+
+def _examples(dimension: Dimension) -> str:
+    assert dimension.interval is not None
+    low, high = dimension.interval
+    return f"{low:g},{high:g}"

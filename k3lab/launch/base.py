@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from k3lab.launch.job import Job
@@ -9,7 +10,7 @@ from k3lab.launch.job import Job
 LOG = "log.txt"  # a job's stdout and stderr, in its folder
 
 
-class Launcher:
+class Launcher(ABC):
     """Runs job files (see k3lab.launch.job). ``config`` is one of the sweep's configurations.
 
     What a launcher is asked for is one for the whole sweep; a job's own devices are in the job's configuration.
@@ -18,20 +19,22 @@ class Launcher:
     def __init__(self, settings: Any, config: Any) -> None:
         self.settings, self.config = settings, config
 
+    @abstractmethod
     def free(self) -> int:
         """Return how many more jobs can be started now."""
-        raise RuntimeError(f"{type(self).__name__} has no free()")
 
+    @abstractmethod
     def start(self, job: Job, config: Any, environment: dict[str, str]) -> None:
         """Start a job; its file has been written. Raises OSError if it cannot be started."""
-        raise RuntimeError(f"{type(self).__name__} has no start()")
 
+    @abstractmethod
     def ended(self, seconds: float) -> list[tuple[Job, int]]:
         """Wait at most so long for jobs to end; returns them with their exit codes (−N: killed by signal N)."""
-        raise RuntimeError(f"{type(self).__name__} has no ended()")
 
+    @abstractmethod
     def signal(self, number: int) -> None:
         """Pass a signal on to every running job, which saves a checkpoint and ends."""
 
+    @abstractmethod
     def kill(self) -> None:
         """End every running job at once, with all of its processes."""

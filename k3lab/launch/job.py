@@ -72,7 +72,7 @@ def job_command(file: Path) -> list[str]:
 
 
 def job_environment(config: Any) -> dict[str, str]:
-    """Return this process's environment for a job: without ranks, with the tracking address that files must not hold."""
+    """Return this process's environment for a job: without ranks, with a password that files must not hold."""
     kept = {k: v for k, v in os.environ.items() if k not in RANK_VARIABLES and not k.startswith(RANK_PREFIXES)}
     uri = getattr(config.tracking, "uri", None)
     if uri and mask(uri) != uri:

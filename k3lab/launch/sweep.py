@@ -24,11 +24,13 @@ from k3lab.launch.job import Job, job_environment
 from k3lab.launch.single import split_resume
 from k3lab.sweep.base import Sweeper, Trial
 from k3lab.sweep.space import parse_space
+from k3lab.tracking import environment
 from k3lab.tracking.local import last_metrics, read_summary, write_summary
 from k3lab.tracking.run import Tracker
-from k3lab.training.lock import RunLock, owner
+from k3lab.training.lock import RunLock, is_running, owner
 
 REFRESH_S = 0.5
+LEFTOVER_S = 60.0
 ENDED = ("finished", "failed", "interrupted")
 ALL_LINES = 2**62  # a step past every line of metrics.jsonl
 
@@ -114,17 +116,19 @@ def _load(overrides: list[str] | tuple[str, ...]) -> Any:
 
 def _check(trials: list[Trial]) -> dict[int, Any]:
     """Return every trial's configuration; raises one UserError for all that are wrong."""
-    configs, wrong = {}, {}
+    configs: dict[int, Any] = {}
+    wrong: dict[str, list[str]] = {}
     for trial in trials:
         try:
             configs[trial.index] = _load(trial.overrides)
         except UserError as error:
             wrong.setdefault(str(error), []).append(trial.label)
     if wrong:
+        if len(trials) == 1 or (len(wrong) == 1 and len(trials) == len(next(iter(wrong.values())))):
+            raise UserError(next(iter(wrong)))
         refused = sum(len(labels) for labels in wrong.values())
         lines = [f"{message} ({labels[0]}{', …' if len(labels) > 1 else ''})" for message, labels in wrong.items()]
-        what = "; ".join(lines) if len(trials) > 1 else next(iter(wrong))
-        raise UserError(what if len(trials) == 1 else f"{refused} of {len(trials)} jobs are refused: {what}")
+        raise UserError(f"{refused} of {len(trials)} jobs are refused: {'; '.join(lines)}")
     return configs
 
 
@@ -146,6 +150,10 @@ class Sweep:
 
     def run(self) -> int:
         """Run what is left to run and return the exit code."""
+        with self.stop:
+            return self._run()
+
+    def _run(self) -> int:
         self._write("running")
         self.sweeper.begin(self.folder)
         words = " ".join(mask(text) for text in self.overrides)
@@ -155,7 +163,7 @@ class Sweep:
         status = "failed"
         try:
             self.run_id = self.tracker.run_id or self.run_id
-            with self.board, self.stop:
+            with self.board:
                 self._loop()
             status = self._status()
         finally:
@@ -198,6 +206,8 @@ class Sweep:
             resume=entry.again,
         )
         entry.status, entry.began, entry.error = "running", time.monotonic(), None
+        while entry.again and is_running(entry.folder) and time.monotonic() - entry.began < LEFTOVER_S:
+            time.sleep(REFRESH_S)  # the sweep was killed a moment ago, and its jobs are saving
         job.write()
         try:
             self.launcher.start(job, entry.config, job_environment(entry.config))
@@ -224,6 +234,7 @@ class Sweep:
         entry.run_id = summary.get("run_id")
         begun = {"steps": entry.steps, "tokens": 0, "wall_s": round(entry.wall_s, 3), "metrics": entry.metrics}
         own = {"run_id": entry.run_id, "fingerprint": entry.config.fingerprint(), "started": time.time() - entry.wall_s}
+        own["environment"] = environment.describe()
         summary = {**begun, **own, **summary, "status": "failed", "error": error}
         with suppress(OSError):
             write_summary(entry.folder, summary)

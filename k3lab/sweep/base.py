@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from k3lab.sweep.space import Space
 
 
-class Trial(NamedTuple):
+@dataclass(frozen=True)
+class Trial:
     """One job to run."""
 
     index: int
@@ -16,7 +19,7 @@ class Trial(NamedTuple):
     label: str  # what distinguishes this job from the others of the sweep
 
 
-class Sweeper:
+class Sweeper(ABC):
     """Says which jobs to run. ``config`` is the configuration of the space's first point.
 
     Raises UserError from the constructor for a space that it cannot search.
@@ -24,6 +27,7 @@ class Sweeper:
 
     def __init__(self, settings: Any, config: Any, space: Space) -> None:
         self.settings, self.config, self.space = settings, config, space
+        self.folder: Path | None = None
 
     def known(self) -> list[Trial]:
         """Return the trials that are certain before any of them ran: they are checked before the first starts."""
@@ -31,10 +35,12 @@ class Sweeper:
 
     def begin(self, folder: Path) -> None:
         """Called once with the sweep's folder, new or continued, where a search may keep its state."""
+        self.folder = folder
 
+    @abstractmethod
     def ask(self) -> Trial | None:
         """Return the next trial to start, None if there is none (at present: it is asked again after a tell)."""
-        raise RuntimeError(f"{type(self).__name__} has no ask()")
 
+    @abstractmethod
     def tell(self, trial: Trial, status: str, metrics: dict[str, float | None]) -> None:
         """Take the end of a trial: ``finished``, ``failed`` or ``interrupted``, and its last metrics."""

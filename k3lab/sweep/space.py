@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hydra.core.override_parser.types import Glob, ValueType
+from hydra.core.override_parser.types import Glob, IntervalSweep
 from hydra.core.override_parser.types import Override as HydraOverride
 from hydra.errors import HydraException
 
@@ -61,7 +61,9 @@ def parse_space(overrides: Iterable[str]) -> Space:
 def _dimension(parsed: HydraOverride, text: str) -> Dimension:
     key = parsed.get_key_element()
     value = parsed.value()
-    if parsed.value_type == ValueType.INTERVAL_SWEEP:
+    if isinstance(value, IntervalSweep):
+        assert value.start is not None
+        assert value.end is not None
         return Dimension(parsed.key_or_group, (f"{key}={value.start}",), (float(value.start), float(value.end)))
     try:
         if isinstance(value, Glob):

@@ -18,7 +18,6 @@ import json
 import os
 import select
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress

@@ -106,7 +106,7 @@ class Link:
         with self._change:
             while not (done() or self._refused is not None):
                 left = deadline - time.monotonic()
-                if left <= 0 or self._process.poll() is not None and not self._reader.is_alive():
+                if left <= 0 or (self._process.poll() is not None and not self._reader.is_alive()):
                     return False
                 self._change.wait(min(left, 1.0))
         return True

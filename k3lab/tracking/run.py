@@ -106,9 +106,7 @@ class Tracker:
             self._metrics.close()
 
 
-def _request(
-    config: Any, folder: Path, parent_run_id: str | None, run_id: str | None, start_step: int
-) -> RunRequest:
+def _request(config: Any, folder: Path, parent_run_id: str | None, run_id: str | None, start_step: int) -> RunRequest:
     job = _job(folder)
     tags = {f"environment.{k}": v for k, v in environment.describe().items()}
     tags |= {

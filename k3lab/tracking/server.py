@@ -88,7 +88,7 @@ def _require_free(port: int) -> None:
         try:
             probe.bind((HOST, port))
         except OSError as error:
-            raise UserError(f"--port {port}: {error.strerror}; choose another one, such as --port {port + 1}") from error
+            raise UserError(f"--port {port}: {error.strerror}; choose another, such as --port {port + 1}") from error
 
 
 def _server_environment(output: Path) -> dict[str, str]:

@@ -120,9 +120,7 @@ def test_resume_sends_what_is_missing_and_nothing_twice(make: Make) -> None:
     for step in range(6, 10):
         file.append({"train/loss": float(step), "late": 1.0}, step, 1.0)
     it.drain()
-    assert sorted(pairs(backend)) == sorted(
-        [("late", s) for s in range(4, 10)] + [("train/loss", s) for s in (8, 9)]
-    )
+    assert sorted(pairs(backend)) == sorted([("late", s) for s in range(4, 10)] + [("train/loss", s) for s in (8, 9)])
 
 
 def test_a_dead_backend_is_given_up_once_and_loses_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,15 @@ from k3lab.tracking.local import (
 
 def test_values_come_back_bitwise(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path)
-    values = {"train/loss": 0.1 + 0.2, "a": 1e-320, "b": -0.0, "c": 3, "nan": math.nan, "up": math.inf, "down": -math.inf}
+    values = {
+        "train/loss": 0.1 + 0.2,
+        "a": 1e-320,
+        "b": -0.0,
+        "c": 3,
+        "nan": math.nan,
+        "up": math.inf,
+        "down": -math.inf,
+    }
     file.append(values, 7, 1.5)
     file.close()
     assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()

@@ -170,7 +170,7 @@ def test_a_deleted_experiment_is_the_users_to_mend(tmp_path: Path, make_config: 
     client = store()
     client.delete_experiment(client.create_experiment("gone"))
     tracker = Tracker.open(make_config(MLflowSettings(experiment="gone")), tmp_path / "gone" / "r")
-    with pytest.raises(UserError, match="experiment=gone.*deleted"):
+    with pytest.raises(UserError, match=r"experiment=gone.*deleted"):
         _ = tracker.run_id
     tracker.finish("failed", {})
 

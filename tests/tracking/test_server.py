@@ -45,7 +45,10 @@ def test_a_run_over_http_and_the_end_of_the_server(
 ) -> None:
     output, port = tmp_path / "my runs", free_port()
     ensure_store(default_uri(output))
-    script = f"import sys; from pathlib import Path; from k3lab.tracking.server import serve; sys.exit(serve(Path({str(output)!r}), {port}))"
+    script = (
+        "import sys; from pathlib import Path; from k3lab.tracking.server import serve;"
+        f"sys.exit(serve(Path({str(output)!r}), {port}))"
+    )
     server = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None

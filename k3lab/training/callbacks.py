@@ -33,7 +33,7 @@ class BeforeStep(Callback):
         speed: Speed,
         signals: Signals,
         seed: int,
-        log_every: int,
+        settings: Any,
         snapshot: checkpoint.Snapshot | None = None,
         where: Path | None = None,
     ) -> None:
@@ -41,7 +41,7 @@ class BeforeStep(Callback):
         self.speed = speed
         self.signals = signals
         self.seed = seed
-        self.log_every = log_every
+        self.log_every, self.max_steps = settings.log_every, settings.max_steps
         self.snapshot = snapshot
         self.where = where
 
@@ -75,7 +75,7 @@ class BeforeStep(Callback):
         }
         if last.aux_loss:
             metrics[names.TRAIN_AUX_LOSS] = last.aux_loss
-        if pl_module.step % self.log_every == 0:
+        if pl_module.step % self.log_every == 0 or pl_module.step == self.max_steps:
             metrics |= self.speed.metrics()
         self.metrics.log(metrics, pl_module.step)
 

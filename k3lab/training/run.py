@@ -54,7 +54,10 @@ def run_training(config: Any, folder: Path, parent_run_id: str | None = None, re
         source = prepare_source(config)
     _make_writable(folder)
     with Signals() as signals, RunLock(folder):
-        return _Run(config, folder, parent_run_id, resume, signals, source).execute()
+        try:
+            return _Run(config, folder, parent_run_id, resume, signals, source).execute()
+        except Aborted:
+            return signals.exit_code
 
 
 class _Run:
@@ -68,12 +71,12 @@ class _Run:
         self.log = MetricLog()
         self.module: TrainingModule | None = None
         self.start_step = 0
-        previous = (read_summary(folder) or {}) if resume else {}
+        self.previous = previous = (read_summary(folder) or {}) if resume else {}
         self.run_id: str | None = previous.get("run_id")
         self.started = previous.get("started") or time.time()
         self.clock.before = float(previous.get("wall_s") or 0.0)
         self.environment = {**environment.describe(), "device": device_name(device_of(config))}
-        self._data = ""  # fingerprint of the data
+        self.snapshot: checkpoint.Snapshot | None = None
 
     @property
     def step(self) -> int:
@@ -85,7 +88,10 @@ class _Run:
             self._write("running")
             self._prepare_and_fit()
         except UserError as error:
-            self._end("failed", " ".join(str(error).split()))
+            if self.previous and self.step == self.start_step:
+                self._leave_as_it_was()
+            else:
+                self._end("failed", " ".join(str(error).split()))
             raise
         except Aborted:
             self._end("interrupted")
@@ -112,38 +118,46 @@ class _Run:
 
     def _prepare_and_fit(self) -> None:
         config = self.config
-        snapshot, where = self._newest() if self.resume else (None, None)
-        if snapshot is not None:
-            self.start_step = snapshot.step
-            self.run_id = snapshot.state.get("run_id") or self.run_id
-            self.clock.before = snapshot.state["wall_s"]
-            if self.start_step > config.trainer.max_steps:
-                raise UserError(
-                    f"trainer.max_steps={config.trainer.max_steps}: must be at least {self.start_step}, "
-                    "the steps that the run has done"
-                )
+        where = self._go_on() if self.resume else None
         _write_config(config, self.folder)
         self.tracker = Tracker.open(config, self.folder, self.parent, self.run_id, self.start_step)
-        self.log = MetricLog(self.tracker, snapshot.state["latest"] if snapshot is not None else None)
-        source = self.source or prepare_source(config)
-        if snapshot is not None and snapshot.state["data"] != source.fingerprint():
-            raise UserError(
-                f"the files of data={config.data.name} have changed since {where}: the run cannot go on with them"
-            )
-        if self.start_step >= config.trainer.max_steps:  # killed between its last checkpoint and its end
-            return
-        self._fit(source, snapshot, where)
+        latest = self.snapshot.state["latest"] if self.snapshot is not None else None
+        self.log = MetricLog(self.tracker, latest)
+        self.source = self.source or prepare_source(config)
+        if self.start_step < config.trainer.max_steps:  # else it was killed between its last checkpoint and its end
+            self._fit(self.source, where)
 
-    def _newest(self) -> tuple[checkpoint.Snapshot | None, Path | None]:
+    def _go_on(self) -> Path | None:
+        """Read the newest checkpoint and check that it can be gone on with; raises UserError."""
+        where = self._read_newest()
+        if self.snapshot is None:
+            return None
+        state, max_steps = self.snapshot.state, self.config.trainer.max_steps
+        self.start_step = self.snapshot.step
+        self.run_id = state["run_id"] or self.run_id
+        self.clock.before = state["wall_s"]
+        if self.start_step > max_steps:
+            raise UserError(
+                f"trainer.max_steps={max_steps}: must be at least {self.start_step}, the steps that the run has done"
+            )
+        self.source = prepare_source(self.config)
+        if state["data"] != self.source.fingerprint():
+            raise UserError(
+                f"the files of data={self.config.data.name} have changed since {where}: the run cannot go on with them"
+            )
+        return where
+
+    def _read_newest(self) -> Path | None:
         where, skipped = checkpoint.newest(self.folder / "checkpoints")
         for line in skipped:
             _say(f"skipped: {line}")
         if where is None:
             _say(f"{self.folder} has no checkpoint yet: the run begins again")
-            return None, None
-        return checkpoint.read(where), where
+        else:
+            self.snapshot = checkpoint.read(where)
+        return where
 
-    def _fit(self, source: Source, snapshot: checkpoint.Snapshot | None, where: Path | None) -> None:
+    def _fit(self, source: Source, where: Path | None) -> None:
         config, settings = self.config, self.config.trainer
         strategy = component("strategy", config.strategy.name)(config.strategy)
         torch.manual_seed(config.seed)
@@ -174,7 +188,8 @@ class _Run:
         )
         tokens_per_step = config.data.batch_size * config.data.seq_len
         speed = Speed(tokens_per_step, audit["flops_per_token"], device, strategy.world)
-        before = BeforeStep(self.log, speed, self.signals, config.seed, settings.log_every, snapshot, where)
+        before = BeforeStep(self.log, speed, self.signals, config.seed, settings, self.snapshot, where)
+        self.snapshot = None  # the callback lets go of it, and of its memory, when it has been put in place
         after = AfterStep(
             config, self.folder, self.log, self.signals, display, self._state, lambda: self._write("running")
         )
@@ -190,7 +205,6 @@ class _Run:
         )
         if self.start_step == 0 and (constants := source.constants()):
             self.log.log(constants, 0)
-        self._data = source.fingerprint()
         _ = self.tracker.run_id  # waits for the store, which was opened while the model was built
         self._write("running")
         with display, quiet(), deterministic(settings.deterministic):
@@ -219,8 +233,7 @@ class _Run:
         return {
             "run_id": self._run_id(),
             "fingerprint": self.config.fingerprint(),
-            "data": self._data,
-            "tokens": self.module.tokens if self.module is not None else 0,
+            "data": self.source.fingerprint() if self.source is not None else "",
             "wall_s": self.clock.seconds,
             "latest": self.log.latest,
         }
@@ -266,6 +279,13 @@ class _Run:
             _say(f"cannot write {self.folder / 'summary.json'}: {refused.strerror}")
         if self.tracker is not None:
             self.tracker.finish(status)
+
+    def _leave_as_it_was(self) -> None:
+        """Nothing has been trained: whoever asked made a mistake, and the run must not look failed for it."""
+        write_summary(self.folder, self.previous)
+        if self.tracker is not None:
+            status = self.previous.get("status")
+            self.tracker.finish(status if status in ("finished", "failed") else "interrupted")
 
     def _how_to_go_on(self) -> str:
         saved = checkpoint.complete(self.folder / "checkpoints")

@@ -1,7 +1,8 @@
-"""SIGINT and SIGTERM: remembered, acted upon between two optimizer steps; a second SIGINT aborts at once."""
+"""SIGINT and SIGTERM: remembered, acted upon between two optimizer steps; a second SIGINT aborts, a third kills."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from types import FrameType, TracebackType
@@ -42,8 +43,10 @@ class Signals:
             self._interrupts += 1
         if self.received is None:
             self.received = number
-        if self._interrupts > 1:
+        if self._interrupts == 2:
             raise Aborted
+        if self._interrupts > 2:  # the way out is blocked as well
+            os._exit(self.exit_code)
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():

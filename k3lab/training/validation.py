@@ -45,7 +45,8 @@ def validate(
                     sums += _sums(logits, moved["targets"])
     finally:
         model.train(was_training)
-    return metrics(*sums.tolist(), source.bytes_per_token)
+    loss, right, targets = sums.tolist()
+    return metrics(loss, right, targets, source.bytes_per_token)
 
 
 def metrics(loss_sum: float, right: float, targets: float, bytes_per_token: float | None) -> dict[str, float]:

@@ -83,7 +83,7 @@ class Trainers:
         times: int = 1,
         limit: int = 0,
     ) -> Trained:
-        errors = folder.parent / f"{folder.name}.stderr"
+        errors = self.home / "stderr"
         errors.write_text("")
         request = {
             "folder": str(folder),

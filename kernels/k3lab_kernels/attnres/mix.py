@@ -42,7 +42,13 @@ class DepthMix(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, eps: float, scale: float, queries: Tensor, weights: Tensor, out_weight: Tensor | None, *sources: Tensor
+        ctx: Any,
+        eps: float,
+        scale: float,
+        queries: Tensor,
+        weights: Tensor,
+        out_weight: Tensor | None,
+        *sources: Tensor,
     ) -> tuple[Tensor, ...]:
         first, dtype = sources[0], compute_dtype(sources[0])
         L, S = len(sources), queries.shape[0]

@@ -5,12 +5,58 @@ Plain differentiable PyTorch in fp32 (fp64 for fp64). Shapes: B batch, T time, H
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from k3lab_kernels.kda.checks import accumulation_dtype
 
 L2_EPS = 1e-6
+
+
+class _Sigmoid(Function):
+    """σ of exp and divide: on a CPU torch's own rounds the last elements of an array unlike the others, so that a
+    token's value would depend on how many tokens come after it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = torch.exp(-x).add_(1).reciprocal_()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_y: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        return d_y * (y * (1 - y))
+
+
+class _Softplus(Function):
+    """log(1 + e^x), for the same reason."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.clamp(min=0) + torch.exp(-x.abs()).log1p_()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_y: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return d_y * torch.exp(-x).add_(1).reciprocal_()
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """σ(x), each element by itself."""
+    return _Sigmoid.apply(x)
+
+
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + e^x), each element by itself."""
+    return _Softplus.apply(x)
 
 
 def kda_gate(
@@ -26,14 +72,13 @@ def kda_gate(
         z = z + dt_bias.to(dtype).reshape(heads, K)
     speed = None if A_log is None else A_log.to(dtype).reshape(heads, 1).exp()
     if lower_bound is not None:
-        return lower_bound * (z if speed is None else speed * z).sigmoid()
-    softplus = F.softplus(z, threshold=40.0)  # beyond 40 it is z to the last bit of fp64
-    return -softplus if speed is None else -speed * softplus
+        return lower_bound * sigmoid(z if speed is None else speed * z)
+    return -softplus(z) if speed is None else -speed * softplus(z)
 
 
 def l2_normalise(x: Tensor, dtype) -> Tensor:
     """`x·rsqrt(Σx² + 1e-6)` over the last dimension; x = 0 has a finite gradient."""
-    x = x.to(dtype)
+    x = x.to(dtype).contiguous()  # sums of strided rows add up in another order
     return x * (x.square().sum(-1, keepdim=True) + L2_EPS).rsqrt()
 
 
@@ -52,6 +97,6 @@ def prepare(
     if use_gate_in_kernel:
         g = kda_gate(g, A_log, dt_bias, lower_bound, dtype)
     if use_beta_sigmoid_in_kernel:
-        beta = beta.to(dtype).sigmoid()
+        beta = sigmoid(beta.to(dtype))
         beta = 2 * beta if allow_neg_eigval else beta
     return q, k, g, beta

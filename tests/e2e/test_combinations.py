@@ -1,0 +1,77 @@
+"""Every option of every group trains two steps; so does every combination of decay, router and residual."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from k3lab.config.load import load
+from k3lab.config.registry import component, groups, options
+from k3lab.data.loader import train_loader
+from k3lab.model.build import build_model
+from k3lab.router.base import end_of_global_batch
+from k3lab.tracking.local import read_summary
+from k3lab.training.module import cross_entropy_sum
+from k3lab.training.run import run_training
+from tests.e2e.conftest import SMALL
+
+COMBINATIONS = list(itertools.product(*(options(g) for g in ("decay", "router", "residual"))))
+# Options that only name a preset of size: their machines are audited, not trained, on two cores.
+TOO_LARGE = {("model", name) for name in options("model") if name not in ("nano", "tiny")}
+NEEDS_GPU = {("trainer", "gpu")}
+ELSEWHERE = ("experiment", "launch", "sweep", "tracking")  # composed and run by tests of their own
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    for i in range(6):
+        (folder / f"{i}.txt").write_text(f"the quick brown fox {i} jumps over the lazy dog\n" * 20)
+    return folder
+
+
+@pytest.mark.parametrize(("decay", "router", "residual"), COMBINATIONS)
+def test_every_combination_of_the_techniques(decay: str, router: str, residual: str, corpus: Path) -> None:
+    config = load([f"decay={decay}", f"router={router}", f"residual={residual}", f"data.path={corpus}", *SMALL])
+    source = component("data", "text")(config.data, config.seed)
+    source.prepare()
+    torch.manual_seed(0)
+    model = build_model(config, source.vocab_size)
+    optimizer = component("optim", "adamw").build(config.optim, model)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for batch in train_loader(source, config.data, 0, 2, 1, 0, 1, 0):
+        output = model(batch["tokens"], batch.get("mask"))
+        loss = cross_entropy_sum(output.logits_BTV, batch["targets"]) / batch["targets"].numel()
+        loss = loss + sum(r.aux_loss for r in output.routings if r.aux_loss is not None)
+        loss.backward()
+        for gate, routing in zip(model.routers, output.routings, strict=True):
+            gate.count(routing)
+        end_of_global_batch(model.routers)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert math.isfinite(loss.item())
+    moved = [name for name, p in model.named_parameters() if not torch.equal(p, before[name])]
+    still = set(before) - set(moved)
+    assert all("query" in name or "key_norm" in name for name in still), f"untrained: {still}"
+    if router in ("quantile", "quantile_exact", "sign_bias"):
+        assert all(gate.bias.abs().sum() > 0 for gate in model.routers)
+
+
+@pytest.mark.parametrize(("group", "option"), [(g, o) for g in groups() if g not in ELSEWHERE for o in options(g)])
+def test_every_option_trains_two_steps(group: str, option: str, corpus: Path, tmp_path: Path) -> None:
+    if (group, option) in TOO_LARGE | NEEDS_GPU:
+        load([f"{group}={option}"])
+        return
+    small = [s for s in SMALL if not s.startswith(f"{group}.")] if group in ("model", "trainer") else SMALL
+    data = [f"data.path={corpus}"] if (group, option) in {(group, o) for o in options(group) if group != "data"} else []
+    overrides = [f"{group}={option}", "trainer.max_steps=2", "tracking=none", "data.batch_size=4", *small, *data]
+    config = load([*overrides, "data.seq_len=32"] if group in ("model", "trainer") else overrides)
+    assert run_training(config, tmp_path / "run") == 0
+    done = read_summary(tmp_path / "run")
+    assert done is not None
+    assert (done["status"], done["steps"]) == ("finished", 2)
+    assert math.isfinite(done["metrics"]["train/loss"])

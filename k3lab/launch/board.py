@@ -14,7 +14,12 @@ from rich.table import Table
 
 from k3lab.tracking import names
 
-SHOWN = (names.VAL_BITS_PER_BYTE, names.VAL_ACCURACY, names.VAL_LOSS, names.TRAIN_LOSS)
+RESULTS = {  # the first one that a job has is its result
+    names.VAL_BITS_PER_BYTE: "bits/byte",
+    names.VAL_ACCURACY: "accuracy",
+    names.VAL_LOSS: "val loss",
+    names.TRAIN_LOSS: "train loss",
+}
 STYLES = {"running": "cyan", "finished": "green", "failed": "bold red", "interrupted": "yellow", "waiting": "dim"}
 
 
@@ -70,21 +75,23 @@ class Board:
         """Tell that a job has ended."""
         done = sum(r.status in ("finished", "failed", "interrupted") for r in self._rows)
         if self._live is None or row.status == "failed":
-            why = f": {row.error}" if row.error else _shown(row.metrics, " with ")
+            result = _result(row.metrics)
+            why = f": {row.error}" if row.error else f", {result}" if result else ""
             line = f"[{done}/{len(self._rows)}] {row.label}: {row.status} after {row.wall_s:.0f} s{why}"
             self._console.print(line, markup=False, soft_wrap=True)
 
     def _table(self) -> Table:
         table = Table(title=self._title, title_justify="left")
         for name in ("job", "status", "step", "result", "worst MaxVio", "time"):
-            table.add_column(name, justify="left" if name in ("job", "status", "result") else "right")
+            left = name in ("job", "status")
+            table.add_column(name, justify="left" if left else "right", no_wrap=name != "job", overflow="fold")
         for row in self._window():
             vio = row.metrics.get(names.BALANCE_MAX_VIO)
             table.add_row(
                 row.label,
                 f"[{STYLES[row.status]}]{row.status}",
                 f"{row.steps}/{row.max_steps}",
-                _shown(row.metrics, ""),
+                _result(row.metrics),
                 "" if vio is None else f"{vio:.2f}",
                 f"{row.wall_s:.0f} s" if row.wall_s else "",
             )
@@ -102,9 +109,9 @@ class Board:
         return list(self._rows[first : first + height])
 
 
-def _shown(metrics: dict[str, Any], before: str) -> str:
-    for name in SHOWN:
+def _result(metrics: dict[str, Any]) -> str:
+    for name, unit in RESULTS.items():
         value = metrics.get(name)
         if isinstance(value, (int, float)) and math.isfinite(value):
-            return f"{before}{name} {value:.4f}"
+            return f"{value:.4f} {unit}"
     return ""

@@ -78,7 +78,8 @@ class Entry:
             "exit_code": self.code,
             "steps": self.steps,
             "wall_s": round(self.wall_s, 3),
-            "metrics": self.metrics,
+            # The job's own summary has those of single layers.
+            "metrics": {k: v for k, v in self.metrics.items() if "/layer_" not in k},
             **({} if self.error is None else {"error": self.error}),
         }
 

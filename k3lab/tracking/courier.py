@@ -38,7 +38,7 @@ RETRY_S = 15.0  # then the backend is given up; with one request's timeout that 
 PROBE_S = 60.0  # a backend that was given up is tried once again after this, at the next flush
 ORPHAN_S = 12  # for sending the rest after the trainer was killed
 LOCK_S = 15.0  # how long the courier of a killed trainer may still be sending
-LOCK = "tracking.lock"
+LOCK = ".tracking.lock"
 
 
 class Down(Exception):

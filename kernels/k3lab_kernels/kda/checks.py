@@ -83,12 +83,12 @@ def check_arguments(
     if use_gate_in_kernel:
         if A_log is None and lower_bound is None:
             raise ValueError("A_log: the gate without a lower_bound needs it, got None")
-        for name, x, size, dims in (("A_log", A_log, HV, "HV"), ("dt_bias", dt_bias, HV * K, "HV*K")):
-            if x is None:
+        for name, parameter, size, dims in (("A_log", A_log, HV, "HV"), ("dt_bias", dt_bias, HV * K, "HV*K")):
+            if parameter is None:
                 continue
-            _tensor(name, x, None, f"with {dims} elements", FLOATS, device)
-            if x.numel() != size:
-                raise ValueError(f"{name}: must have {dims} = {size} elements, got shape {list(x.shape)}")
+            _tensor(name, parameter, None, f"with {dims} elements", FLOATS, device)
+            if parameter.numel() != size:
+                raise ValueError(f"{name}: must have {dims} = {size} elements, got shape {list(parameter.shape)}")
 
     N = B
     if cu_seqlens is not None:

@@ -65,7 +65,7 @@ def _blocks(x: Chunks) -> list[tuple[int, int]]:
 def _inside(x: Chunks, tile: int, kept: Kept | None) -> tuple[Inside, tuple[Tensor, Tensor, Tensor]]:
     """Decayed rows of all chunks, and their squares (qk, kk, inverse), made unless they were kept."""
     M, C, K = x.q.shape
-    inside = Inside(*(torch.empty_like(x.q) for _ in range(3)), x.q.new_empty(M, K, 1))
+    inside = Inside(torch.empty_like(x.q), torch.empty_like(x.q), torch.empty_like(x.q), x.q.new_empty(M, K, 1))
     if kept is None:
         qk_MCC, kk_MCC = x.q.new_zeros(2, M, C, C).unbind(0)
         inverse_MCC, eye = x.q.new_empty(M, C, C), torch.eye(C, dtype=x.q.dtype, device=x.q.device)
@@ -86,9 +86,15 @@ def _inside(x: Chunks, tile: int, kept: Kept | None) -> tuple[Inside, tuple[Tens
 
 
 def chunk_forward(
-    x: Chunks, state_NHKV: Tensor, steps: list[tuple[int, int]], scale: float, tile: int, with_out: bool = True
-) -> tuple[Tensor | None, Tensor, Inside, Kept]:
-    """Outputs [M, C, V] and final states [N·H, K, V]; `state_NHKV` is overwritten with them."""
+    x: Chunks, state_NHKV: Tensor, steps: list[tuple[int, int]], scale: float, tile: int
+) -> tuple[Tensor, Kept]:
+    """Outputs [M, C, V] and what the backward pass needs; `state_NHKV` [N·H, K, V] becomes the final states."""
+    inside, kept = _scan(x, state_NHKV, steps, tile)
+    return torch.bmm(kept.qk, kept.value).baddbmm_(inside.q_start, kept.state).mul_(scale), kept
+
+
+def _scan(x: Chunks, state_NHKV: Tensor, steps: list[tuple[int, int]], tile: int) -> tuple[Inside, Kept]:
+    """Work inside the chunks, then the scan over them; `state_NHKV` becomes the final states."""
     inside, (qk_MCC, kk_MCC, inverse_MCC) = _inside(x, tile, None)
     error, value = torch.empty_like(x.v), torch.empty_like(x.v)
     states = x.v.new_empty(len(x.v), x.q.shape[-1], x.v.shape[-1])
@@ -98,20 +104,16 @@ def chunk_forward(
         torch.baddbmm(x.v[lo:hi], inside.k_start[lo:hi], running, alpha=-1, out=error[lo:hi])
         torch.bmm(inverse_MCC[lo:hi], x.beta[lo:hi] * error[lo:hi], out=value[lo:hi])
         running.mul_(inside.carry[lo:hi]).baddbmm_(inside.k_end[lo:hi].mT, value[lo:hi])
-    kept = Kept(qk_MCC, kk_MCC, inverse_MCC, error, value, states)
-    if not with_out:
-        return None, state_NHKV, inside, kept
-    out = torch.bmm(qk_MCC, value).baddbmm_(inside.q_start, states).mul_(scale)
-    return out, state_NHKV, inside, kept
+    return inside, Kept(qk_MCC, kk_MCC, inverse_MCC, error, value, states)
 
 
 def chunk_backward(
     d_out: Tensor, d_state: Tensor, x: Chunks, state_NHKV: Tensor, kept: Kept | None, steps: list[tuple[int, int]],
     scale: float, tile: int,
-) -> tuple[Chunks, Tensor]:  # fmt: skip
-    """Gradients of the inputs and of the initial states, from those of outputs and final states (overwritten)."""
+) -> Chunks:  # fmt: skip
+    """Gradients of the inputs from those of the outputs; `d_state` turns from final into initial states'."""
     if kept is None:
-        _, _, inside, kept = chunk_forward(x, state_NHKV, steps, scale, tile, with_out=False)
+        inside, kept = _scan(x, state_NHKV, steps, tile)
     else:
         inside, _ = _inside(x, tile, kept)
     d_out = d_out * scale
@@ -133,7 +135,7 @@ def chunk_backward(
             Chunks(*(t[lo:hi] for t in gradients)), Chunks(*(t[lo:hi] for t in x)), Kept(*(t[lo:hi] for t in kept)),
             d_out[lo:hi], d_right[lo:hi], d_after[lo:hi], tile,
         )  # fmt: skip
-    return gradients, d_state
+    return gradients
 
 
 def _inside_backward(

@@ -7,6 +7,8 @@ Shapes: B batch, T time, H query/key heads, HV value heads, K key dim, V value d
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -65,7 +67,7 @@ def _kda_chunk(
         layout = make_layout(B, T, chunk_size, v.device, cu_seqlens, cu_seqlens_cpu)
         x = split_inputs(layout, q, k, v, g, beta, dtype)
         state = _initial(layout, initial_state, v, K)
-        out, state, _, kept = chunk_forward(x, state, layout.steps(HV), scale, tile)
+        out, kept = chunk_forward(x, state, layout.steps(HV), scale, tile)
         o = layout.join(out, HV).to(v.dtype).contiguous()
         final_state = layout.unrank(state.view(layout.sequences, HV, K, V))
         if not keep:
@@ -118,15 +120,19 @@ def _kda_chunk_backward(
         steps = layout.steps(HV)
         x = split_inputs(layout, q, k, v, g, beta, dtype)
         state, M = _initial(layout, initial_state, v, K), layout.chunks * HV
-        kept = Kept(*squares[:, :M].unbind(0), *values[:, :M].unbind(0), states[:M]) if keep else None
+        kept = None
+        if keep:
+            (qk, kk, inverse), (error, value) = squares[:, :M].unbind(0), values[:, :M].unbind(0)
+            kept = Kept(qk, kk, inverse, error, value, states[:M])
         d_state = _initial(layout, d_final_state, v, K)
         d_out = layout.split(d_o, dtype)
-        d_x, d_state = chunk_backward(d_out, d_state, x, state, kept, steps, scale, tile)
-        grads = [layout.join(d, HV).to(like.dtype).contiguous() for d, like in zip(d_x, (q, k, v, g), strict=False)]
-        d_beta = layout.join(d_x.beta, HV).squeeze(-1).to(beta.dtype).contiguous()
+        d_x = chunk_backward(d_out, d_state, x, state, kept, steps, scale, tile)
+        d_q, d_k, d_v, d_g, d_beta = (
+            layout.join(d, HV).to(like.dtype).contiguous() for d, like in zip(d_x, (q, k, v, g, beta), strict=True)
+        )
         d_state = layout.unrank(d_state.view(layout.sequences, HV, K, V))
         d_state = d_state if initial_state is None else d_state.to(initial_state.dtype)
-        return *grads, d_beta, d_state
+        return d_q, d_k, d_v, d_g, d_beta.squeeze(-1), d_state
 
 
 @_kda_chunk_backward.register_fake
@@ -185,7 +191,7 @@ def chunk_kda(
     A_log: Tensor | None = None,
     dt_bias: Tensor | None = None,
     chunk_size: int = 64,
-) -> tuple[Tensor, ...]:
+) -> tuple[Any, ...]:
     """Kimi Delta Attention, chunk by chunk; see `naive_recurrent_kda` for the recurrence.
 
     q, k [B,T,H,K]; v [B,T,HV,V]; g [B,T,HV,K] log decay; beta [B,T,HV]; HV a multiple of H. q, k and v share one
@@ -261,7 +267,7 @@ def fused_recurrent_kda(
     A_log: Tensor | None = None,
     dt_bias: Tensor | None = None,
     chunk_size: int = 64,
-) -> tuple[Tensor, ...]:
+) -> tuple[Any, ...]:
     """Kimi Delta Attention token by token, for decoding; arguments and results as in `chunk_kda`, differentiable.
 
     `disable_recompute` has nothing to do here: autograd keeps each step. `chunk_size` only says before which tokens

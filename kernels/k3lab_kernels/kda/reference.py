@@ -8,6 +8,7 @@ Kimi K3 report (arXiv 2607.24653), Eq. 5, for the bounded gate.
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 from torch import Tensor, stack, zeros
 from torch.nn import functional as F
@@ -39,7 +40,7 @@ def naive_recurrent_kda(
     A_log: Tensor | None = None,
     dt_bias: Tensor | None = None,
     chunk_size: int = 64,
-) -> tuple[Tensor, ...]:
+) -> tuple[Any, ...]:
     """One token after another; arguments and results as in `chunk_kda`.
 
     `S ← diag(e^g)·S;  S ← S + β·k·(v − Sᵀk)ᵀ;  o = scale·Sᵀq` in fp32 (fp64 for fp64 inputs).

@@ -51,20 +51,18 @@ class DepthAttention(Residual):
     def mixture(self, stream: Stream, i: int) -> Tensor:
         """The weighted sum of the sources of sublayer i, [B,T,D]."""
         sources = self.sources(stream, i)
-        if len(sources) == 1:
-            return sources[0]
-        mix = self.mix(i)
-        return fused_attnres(mix.query, sources, mix.key_weight, rms_eps=self.eps)
+        return sources[0] if len(sources) == 1 else self._attend(sources, i)
 
     def read(self, stream: Stream, i: int) -> Tensor:
         """The normalised mix, [B,T,D]; the op fuses the norm, so only the sources stay for backward."""
-        sources = self.sources(stream, i)
-        if len(sources) == 1:
-            return self.norm(i)(sources[0])
+        sources, norm = self.sources(stream, i), self.norm(i)
+        return norm(sources[0]) if len(sources) == 1 else self._attend(sources, i, norm.weight)
+
+    def _attend(self, sources: tuple[Tensor, ...], i: int, norm_weight: Tensor | None = None) -> Tensor:
         mix = self.mix(i)
-        return fused_attnres(
-            mix.query, sources, mix.key_weight, output_rms_weight=self.norm(i).weight, rms_eps=self.eps
-        )
+        mixed = fused_attnres(mix.query, sources, mix.key_weight, norm_weight, rms_eps=self.eps)
+        assert isinstance(mixed, Tensor)
+        return mixed
 
     def source_weights(self, stream: Stream, i: int) -> Tensor:
         """The softmax over the sources of sublayer i, [N,B,T]."""

@@ -15,9 +15,10 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationE
 from k3lab.config.errors import UserError, nearest
 from k3lab.config.overrides import Override, parse
 from k3lab.config.registry import MULTI, conf_dir, groups, options, require_option, settings_class
-from k3lab.config.schema import Config, CoreSettings
+from k3lab.config.schema import CheckpointSettings, Config, CoreSettings, PathsSettings
 
 _CORE = tuple(CoreSettings.__dataclass_fields__)
+_NESTED = {"paths": PathsSettings, "checkpoint": CheckpointSettings}
 
 
 def load(overrides: Iterable[str] = ()) -> Config:
@@ -29,6 +30,7 @@ def compose_raw(overrides: list[Override]) -> DictConfig:
     """Compose the YAML files: groups first, so that keys are judged against the options chosen."""
     chosen = [o for o in overrides if o.key in groups()]
     for override in chosen:
+        require_kept(override)
         _require_choice(override)
     raw = _compose([o.plain() for o in chosen])
     add_pattern_mixers(raw)
@@ -71,7 +73,8 @@ def build(raw: DictConfig) -> Config:
     for key in known:
         if key not in plain and key not in _CORE:
             raise UserError(f"no option of the group '{key}' is chosen; allowed: {', '.join(options(key))}")
-    parts: dict[str, Any] = dict(vars(_typed("", CoreSettings, {k: plain[k] for k in _CORE if k in plain})))
+    core = _typed("", CoreSettings, {k: plain[k] for k in _CORE if k in plain and k not in _NESTED})
+    parts: dict[str, Any] = {**vars(core), **{k: _typed(f"{k}.", c, plain.get(k, {})) for k, c in _NESTED.items()}}
     for group in known:
         if group in _CORE:
             continue
@@ -96,9 +99,6 @@ def _option(key: str, group: str, node: Any) -> Any:
 def _typed(prefix: str, cls: Any, values: dict[str, Any]) -> Any:
     """Return ``values`` as an instance of the dataclass ``cls``, naming the full key of what does not fit."""
     schema = OmegaConf.structured(cls)
-    for name in schema:  # a merge thaws the frozen class itself, but not the frozen classes inside it
-        if isinstance(child := schema._get_node(name), DictConfig):
-            OmegaConf.set_readonly(child, False)
     try:
         return OmegaConf.to_object(OmegaConf.merge(schema, values))
     except ConfigKeyError as error:
@@ -178,13 +178,19 @@ def assign(raw: DictConfig, overrides: list[Override]) -> None:
     for override in overrides:
         known = _keys(raw)
         if override.removes or override.key not in known:
-            if override.removes and override.key in known:
-                raise UserError(f"~{override.key}: keys cannot be removed; set another value instead")
+            if override.key in known:
+                require_kept(override)
             raise UserError(_unknown(override.key, known, raw))
         current = OmegaConf.select(raw, override.key)
         if isinstance(current, DictConfig):
             raise UserError(f"{override.key}: has keys of its own: {', '.join(map(str, current))}")
         OmegaConf.update(raw, override.key, override.value, merge=False)
+
+
+def require_kept(override: Override) -> None:
+    """Raise UserError for ``~key``: a configuration always has all its keys."""
+    if override.removes:
+        raise UserError(f"~{override.key}: keys cannot be removed; set another value instead")
 
 
 def _unknown(key: str, known: list[str], raw: DictConfig) -> str:
@@ -196,7 +202,8 @@ def _unknown(key: str, known: list[str], raw: DictConfig) -> str:
         return f"unknown key '{key}'{nearest(key, inside)}; allowed{chosen}: {shown}"
     if "." not in key:
         names = [*groups(), *_CORE]
-        return f"unknown key or group '{key}'{nearest(key, names) or '; allowed: ' + ', '.join(names)}"
+        close = nearest(key, names) or nearest(key, [k for k in known if k.endswith(f".{key}")])
+        return f"unknown key or group '{key}'{close or '; allowed: ' + ', '.join(names)}"
     return f"unknown key '{key}'{nearest(key, known)}"
 
 

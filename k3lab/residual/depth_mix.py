@@ -75,7 +75,7 @@ class DepthAttention(Residual):
 
     def mix(self, i: int) -> DepthMix:
         """The learned part of the mix that sublayer i ≥ 1 (i = L: the output) reads."""
-        mix = self.mixes[i - 1]
         assert i >= 1, "the first sublayer has no mix"
+        mix = self.mixes[i - 1]
         assert isinstance(mix, DepthMix)
         return mix

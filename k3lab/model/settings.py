@@ -21,7 +21,7 @@ class ModelSettings:
     pattern: list[str] | None = None  # mixers by layer, repeated; null: [a] everywhere, or a,a,a,b … b
     last_mixer: str | None = None  # the mixer of the last layer, whatever the pattern says
     eps: float = 1e-5  # added to the mean square in every RMSNorm
-    init_std: float = 0.02  # standard deviation of every weight matrix and the embedding at the start
+    init_std: float | None = None  # of every weight matrix and the embedding at the start; null: 0.5 / √hidden_size
     dropout: float = 0.0  # probability on sublayer outputs
     tie_embeddings: bool = False  # the output head uses the embedding's weights
 
@@ -32,6 +32,8 @@ class ModelSettings:
         if self.head_dim is None:
             divides("hidden_size", self.hidden_size, "heads", self.heads)
             object.__setattr__(self, "head_dim", self.hidden_size // self.heads)
+        if self.init_std is None:
+            object.__setattr__(self, "init_std", 0.5 * self.hidden_size**-0.5)
         if self.pattern is not None and not self.pattern:
             raise ValueError("pattern=[]: must name at least one mixer, or be null")
 

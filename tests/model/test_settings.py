@@ -15,6 +15,11 @@ def test_head_dim_is_derived_or_free() -> None:
     assert ModelSettings(hidden_size=100, heads=3, head_dim=64).head_dim == 64
 
 
+def test_initial_deviation_follows_the_width_to_k3_s_own() -> None:
+    assert ModelSettings(hidden_size=7168, heads=96, head_dim=128).init_std == pytest.approx(0.006, rel=0.02)
+    assert ModelSettings(init_std=0.1).init_std == 0.1
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

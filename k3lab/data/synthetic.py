@@ -99,6 +99,6 @@ def no_targets(count: int, length: int) -> np.ndarray:
     return np.full((count, length), NO_TARGET, dtype=np.int64)
 
 
-def below(u: np.ndarray, total: int) -> np.ndarray:
-    """Uniform numbers in [0, 1) as whole numbers below `total`, int64."""
+def below(u: np.ndarray, total: int | np.ndarray) -> np.ndarray:
+    """Uniform numbers in [0, 1) as whole numbers below `total` (one for all, or one for each), int64."""
     return (u * total).astype(np.int64)

@@ -180,7 +180,7 @@ def test_verify_reads_every_file(folder, tmp_path):
     content[7] ^= 1
     file.write_bytes(content)
     source(copy)
-    with pytest.raises(UserError, match="train-00000.bin is damaged"):
+    with pytest.raises(UserError, match=r"train-00000.bin is damaged"):
         source(copy, verify=True)
 
 

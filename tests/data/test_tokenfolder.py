@@ -75,27 +75,35 @@ def test_the_bytes_do_not_depend_on_when_or_where(tmp_path, folder):
     assert again.header == folder.header
 
 
-def test_a_failure_leaves_nothing_behind(tmp_path):
-    with pytest.raises(RuntimeError), new_folder(tmp_path / "tokens") as draft:
+def fill_and_raise(folder, error):
+    with new_folder(folder) as draft:
         (draft / "half").write_text("x")
-        raise RuntimeError
+        raise error
+
+
+def make_empty(folder):
+    with new_folder(folder):
+        pass
+
+
+def test_a_failure_leaves_nothing_behind(tmp_path):
+    with pytest.raises(RuntimeError):
+        fill_and_raise(tmp_path / "tokens", RuntimeError())
     with pytest.raises(UserError, match=r"tokens: cannot be written: No space left on device"):
-        with new_folder(tmp_path / "tokens"):
-            raise OSError(28, "No space left on device")
+        fill_and_raise(tmp_path / "tokens", OSError(28, "No space left on device"))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_existing_folder_is_left_alone(tmp_path, folder):
     with pytest.raises(UserError, match=r"tokens exists already: remove it, or choose another folder"):
-        with new_folder(folder.path):
-            pass
+        make_empty(folder.path)
     open_folder(folder.path, verify=True)
     (tmp_path / "empty").mkdir()
     write(tmp_path / "empty", DOCUMENTS)
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(UserError, match=r"exists already|cannot be written"), new_folder(path):
-            pass
+        with pytest.raises(UserError, match=r"exists already|cannot be written"):
+            make_empty(path)
 
 
 def edit_header(folder, sign=True, **changes):

@@ -123,7 +123,6 @@ class AfterStep(Callback):
 
     def _validate(self, trainer: Any, pl_module: Any) -> None:
         found = validate(
-            pl_module,
             pl_module.model,
             pl_module.source,
             self.config,

@@ -24,7 +24,7 @@ def evaluate(config: Any, folder: Path) -> dict[str, float]:
         raise UserError("trainer.val_batches=0: must be positive to evaluate")
     source = prepare_source(config)
     model, step = load_model(config, folder, source)
-    found = validate(model, model, source, config, device_of(config), lambda: autocast(config))
+    found = validate(model, source, config, device_of(config), lambda: autocast(config))
     return {"step": step, **found}
 
 

@@ -23,7 +23,9 @@ def one_line(error: BaseException, step: int, folder: Path) -> str:
     if isinstance(error, NonFiniteError):
         return f"{error}: stopped before that step; statistics of every layer are in {folder / FAILURE}"
     if isinstance(error, ValueError) and "NaN" in str(error):  # on a CPU routers refuse it before there is a loss
-        return f"not a number in step {step + 1} ({error}): stopped; statistics of every layer are in {folder / FAILURE}"
+        return (
+            f"not a number in step {step + 1} ({error}): stopped; statistics of every layer are in {folder / FAILURE}"
+        )
     if disk_refused(error):
         assert isinstance(error, OSError)
         saved = complete(folder / "checkpoints")

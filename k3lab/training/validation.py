@@ -17,7 +17,6 @@ from k3lab.training.module import cross_entropy_sum
 
 
 def validate(
-    forward: Callable[[Tensor, Tensor | None], Any],
     model: torch.nn.Module,
     source: Source,
     config: Any,
@@ -26,8 +25,9 @@ def validate(
 ) -> dict[str, float]:
     """Return loss, bits a byte (where bytes have a meaning) and accuracy over ``trainer.val_batches`` batches.
 
-    ``forward`` is the model or its compiled form. Routers count nothing in evaluation mode, and the random
-    generators and the training flag are as before.
+    The model runs as it is, never compiled: an evaluation afterwards gives the same bits, and no second graph is
+    compiled for evaluation mode. Routers count nothing in that mode, and the random generators and the training
+    flag are as before.
     """
     batches = config.trainer.val_batches
     if not batches or source.val_batches_available() == 0:
@@ -41,7 +41,7 @@ def validate(
             for batch in val_loader(source, config.data, batches, config.trainer.accumulate):
                 moved = {k: v.to(device, non_blocking=True) for k, v in batch.items()}
                 with context():
-                    logits = forward(moved["tokens"], moved.get("mask")).logits_BTV
+                    logits = model(moved["tokens"], moved.get("mask")).logits_BTV
                     sums += _sums(logits, moved["targets"])
     finally:
         model.train(was_training)

@@ -234,7 +234,7 @@ def test_validation_sums_over_tokens_and_leaves_no_trace(accumulate: int) -> Non
     trained = module(dropout=0.5, accumulate=accumulate)
     trained.train()
     pending, state = trained.model.router.pending.clone(), torch.get_rng_state()
-    found = validate(trained, trained.model, trained.source, trained.config, torch.device("cpu"))
+    found = validate(trained.model, trained.source, trained.config, torch.device("cpu"))
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(trained.model.router.pending, pending)
     assert trained.model.training
@@ -253,6 +253,6 @@ def test_validation_sums_over_tokens_and_leaves_no_trace(accumulate: int) -> Non
 
 def test_validation_without_anything_to_validate() -> None:
     trained = module(val_batches=0)
-    assert validate(trained, trained.model, trained.source, trained.config, torch.device("cpu")) == {}
+    assert validate(trained.model, trained.source, trained.config, torch.device("cpu")) == {}
     assert metrics(0.0, 0.0, 0.0, 1.0) == {}
     assert names.VAL_BITS_PER_BYTE not in metrics(1.0, 1.0, 2.0, None)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from k3lab.tracking import names
 
@@ -81,15 +82,15 @@ class Board:
             self._console.print(line, markup=False, soft_wrap=True)
 
     def _table(self) -> Table:
-        table = Table(title=self._title, title_justify="left")
+        table = Table(title=Text(self._title, "italic"), title_justify="left")
         for name in ("job", "status", "step", "result", "worst MaxVio", "time"):
             left = name in ("job", "status")
             table.add_column(name, justify="left" if left else "right", no_wrap=name != "job", overflow="fold")
         for row in self._window():
             vio = row.metrics.get(names.BALANCE_MAX_VIO)
             table.add_row(
-                row.label,
-                f"[{STYLES[row.status]}]{row.status}",
+                Text(row.label),  # not markup: mixer=[kda] has brackets
+                Text(row.status, STYLES[row.status]),
                 f"{row.steps}/{row.max_steps}",
                 _result(row.metrics),
                 "" if vio is None else f"{vio:.2f}",

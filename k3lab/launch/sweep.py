@@ -106,6 +106,8 @@ def run_sweep(overrides: list[str]) -> int:
             code = sweep.run()
     except OSError as error:
         raise UserError(f"paths.output: cannot write to {error.filename or sweep.folder}: {error.strerror}") from error
+    if sweep.stop.came:
+        print("k3lab: interrupted; the same command with resume=auto goes on", file=sys.stderr, flush=True)
     print(sweep.folder, flush=True)
     return code
 

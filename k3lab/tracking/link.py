@@ -19,7 +19,7 @@ from k3lab.tracking.local import METRICS
 
 OPEN_S = 30.0  # longest wait for a server to give a run id
 CREATE_S = 90.0  # the same for a local store: on a busy machine its creation takes long, but it ends
-FLUSH_S = 30.0  # longest wait at a checkpoint
+FLUSH_S = 5.0  # longest wait at a checkpoint: a training that goes on from there sends what was left
 FINISH_S = 30.0  # longest wait for the last metrics at the end of a run
 FINISH_DOWN_S = 10.0  # the same when the backend was given up before
 
@@ -78,15 +78,19 @@ class Link:
         self._command(do="artifact", path=path, folder=folder)
 
     def finish(self, status: str, artifacts: list[str]) -> None:
-        """Close the run and end the courier, by force if need be."""
+        """Close the run and end the courier. One that has much left to send goes on after this process."""
         self._command(do="finish", status=status, artifacts=artifacts)
-        self._wait(lambda: self._finished is not None, FINISH_DOWN_S if self._down else FINISH_S)
-        if not self._finished:
-            self._lose(self._refused or "not everything was sent")
+        arrived = self._wait(lambda: self._finished is not None, FINISH_DOWN_S if self._down else FINISH_S)
+        alive = self._process.poll() is None
         with self._change:
-            self._finished = bool(self._finished)  # from here on the end of the process is no news
+            complete, self._finished = self._finished, bool(self._finished)  # its end is no news any more
+        if not arrived and alive and not self._down:
+            self._say(f"the last metrics are still on their way to the store; all of them are in {self._kept}")
+            return
+        if not complete:
+            self._lose(self._refused or "not everything was sent")
         try:
-            self._process.wait(1.0 if self._finished else 0.0)
+            self._process.wait(1.0 if arrived else 0.0)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

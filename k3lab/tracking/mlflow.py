@@ -12,6 +12,7 @@ from typing import Any
 
 from k3lab.config import checks
 from k3lab.config.errors import UserError
+from k3lab.config.schema import mask
 from k3lab.tracking.base import Backend, Point, RunRequest, Stored
 from k3lab.tracking.store import check_uri, ensure_experiment, ensure_store, resolve_uri, scrub
 
@@ -107,7 +108,11 @@ class MLflow(Backend):
         return code >= 500 or code in (408, 425, 429)
 
     def describe(self, error: Exception) -> str:
-        return scrub(super().describe(error), self.uri)
+        """Return where and why, the latter by the innermost exception: clients wrap them in pages of text."""
+        cause: BaseException = error
+        while (inner := cause.__cause__ or cause.__context__) is not None:
+            cause = inner
+        return scrub(f"{mask(self.uri)}: {type(cause).__name__}: {cause}", self.uri)[:400]
 
     def _find(self, request: RunRequest, experiment: str) -> Any:
         """Return the run to continue: by id, else by folder (its creation may have gone unanswered), else None."""

@@ -81,7 +81,7 @@ class Tracker:
         self._metrics.append(values, step, time.time())
 
     def flush(self) -> None:
-        """Force metrics.jsonl to the disk and the metrics to the store; waits at most 30 s for the latter."""
+        """Force metrics.jsonl to the disk and the metrics to the store; waits at most 5 s for the latter."""
         self._metrics.sync()
         if self._link is not None:
             self._link.flush()

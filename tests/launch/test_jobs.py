@@ -56,6 +56,11 @@ def test_jobs_train_and_one_that_cannot_start_is_recorded(tmp_path: Path, corpus
     assert [r.info.status for r in (parent, first, second)] == ["FAILED", "FINISHED", "FAILED"]
     for child in (first, second):
         assert child.data.tags["mlflow.parentRunId"] == summary["run_id"]
+        assert child.data.params["seed"] == "3"
+        artifacts = {f.path for f in client.list_artifacts(child.info.run_id)}
+        assert artifacts == {"config.yaml", "summary.json"}
+    assert parent.data.params["overrides"].endswith("seed=3")
+    assert second.data.params["data.path"] == f"{tmp_path}/absent"
     assert set(read_metrics(folder / good["folder"])["train/loss"]) == {1, 2}
     assert first.info.run_name == f"data.path={corpus}"
     assert sorted(p.name for p in output.iterdir()) == ["artifacts", "lab", "mlflow.db", "mlflow.db.lock"]

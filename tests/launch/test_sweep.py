@@ -14,7 +14,6 @@ from k3lab.config.errors import UserError
 from k3lab.launch.job import Job
 from k3lab.launch.sweep import run_sweep
 from k3lab.tracking.local import MetricsFile, read_metrics, read_summary, write_summary
-from k3lab.tracking.store import default_uri, ensure_store
 
 
 def swept(capsys: pytest.CaptureFixture[str]) -> tuple[Path, dict[str, Any]]:
@@ -108,24 +107,6 @@ def test_a_failing_job_is_reported_and_stops_no_other(
         assert own["status"] == "failed"
         assert own["error"] == job["error"]
     assert read_metrics(folder / killed["folder"]) == {"train/loss": {1: 3.0, 2: 2.0}}, "its metrics were lost"
-
-
-def test_a_job_that_dies_early_still_gets_a_failed_run_under_the_parent(
-    calls: Any, base: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    calls.behave = lambda job, config: -11
-    assert run_sweep([base[0], "name=lab", "decay=softplus"]) == 1
-    _, summary = swept(capsys)
-    client = ensure_store(default_uri(tmp_path / "runs"))
-    parent = client.get_run(summary["run_id"])
-    child = client.get_run(summary["jobs"][0]["run_id"])
-    assert calls.made[0].jobs[0].parent_run_id == summary["run_id"]
-    assert parent.info.status == child.info.status == "FAILED"
-    assert child.data.tags["mlflow.parentRunId"] == summary["run_id"]
-    assert child.data.params["decay"] == "softplus"
-    assert parent.data.params["overrides"].endswith("name=lab decay=softplus")
-    artifacts = {f.path for f in client.list_artifacts(child.info.run_id)}
-    assert artifacts == {"config.yaml", "summary.json"}
 
 
 def test_a_signal_reaches_the_jobs_and_starts_no_more(

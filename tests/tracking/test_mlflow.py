@@ -37,11 +37,11 @@ def test_the_life_of_a_run_and_of_its_continuation(tmp_path: Path, make_config: 
     (folder / "job.json").write_text(json.dumps({"label": "decay=lower_bound", "overrides": ["decay=lower_bound"]}))
     config = make_config(name="lab", extra={"long": "x" * 7000, "just": "y" * 6000, "mixer": {"kda": {"name": "kda"}}})
     tracker = Tracker.open(config, folder, parent_run_id=parent.run_id)
+    run_id = tracker.run_id
+    assert run_id
     for step in range(1, 8):
         tracker.log({"train/loss": 1 / step, "odd": math.nan if step == 2 else math.inf}, step)
     tracker.flush()
-    run_id = tracker.run_id
-    assert run_id
     client = store()
     assert history(client, run_id, "train/loss") == [(s, 1 / s) for s in range(1, 8)], "flush came back too early"
     assert client.get_run(run_id).info.status == "RUNNING"
@@ -164,6 +164,24 @@ def test_a_courier_that_dies_is_told_and_survived(
     tracker.artifact(tmp_path)
     tracker.finish("failed", {})
     assert capfd.readouterr().err.count("metrics.jsonl") == 1
+
+
+def test_a_slow_store_gets_the_rest_after_the_training_has_ended(
+    tmp_path: Path, make_config: Any, store: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(link, "FINISH_S", 0.01)
+    tracker = Tracker.open(make_config(), tmp_path / "train" / "r")
+    run_id = tracker.run_id
+    assert run_id
+    for step in range(5):
+        tracker.log({f"m{i}": 1.0 for i in range(1000)}, step)
+    tracker.finish("finished")
+    assert "still on their way" in capfd.readouterr().err
+    assert tracker._link is not None
+    assert tracker._link._process.wait(60) == 0
+    client = store()
+    assert len(history(client, run_id, "m999")) == 5
+    assert client.get_run(run_id).info.status == "FINISHED"
 
 
 def test_a_deleted_experiment_is_the_users_to_mend(tmp_path: Path, make_config: Any, store: Any) -> None:

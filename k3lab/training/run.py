@@ -61,6 +61,8 @@ def run_training(config: Any, folder: Path, parent_run_id: str | None = None, re
 
 
 class _Run:
+    """One process of a run: what it holds, what it does, what it leaves."""
+
     def __init__(
         self, config: Any, folder: Path, parent: str | None, resume: bool, signals: Signals, source: Source | None
     ) -> None:
@@ -296,7 +298,7 @@ def _finished(config: Any, folder: Path) -> str | None:
     summary = read_summary(folder) or {}
     if summary.get("status") != "finished" or config.trainer.max_steps > summary.get("steps", 0):
         return None
-    return f"{folder} is finished after {summary['steps']} steps: nothing to train; trainer.max_steps=N goes on"
+    return f"{folder} is finished after {summary['steps']} steps: nothing to train; raise trainer.max_steps to go on"
 
 
 def _make_writable(folder: Path) -> None:

@@ -40,7 +40,7 @@ class HubSettings:
     """Which documents, how they become tokens, and how those are cut into sequences."""
 
     name: str = "hub"
-    dataset: str | None = None  # a dataset's name; json, parquet, csv or text: local files
+    dataset: str | None = None  # a dataset's name, or a folder (/, ./ or ~); json, parquet, csv or text: local files
     subset: str | None = None  # the dataset's configuration, where it has several
     revision: str | None = None  # branch, tag or commit; null: the newest when the cache is made
     split: str = "train"  # where the documents come from
@@ -63,6 +63,8 @@ class HubSettings:
             if self.dataset in LOCAL:  # absolute, so that a saved configuration means the same files from anywhere
                 files = [f if "://" in f else os.path.abspath(os.path.expanduser(f)) for f in files]
                 object.__setattr__(self, "files", files if isinstance(self.files, list) else files[0])
+        if self.dataset is not None and self.dataset.startswith((".", "~", "/")):  # a folder, not a name
+            object.__setattr__(self, "dataset", os.path.abspath(os.path.expanduser(self.dataset)))
         for key in ("split", "field", "cache"):
             if not getattr(self, key):
                 raise ValueError(f"{key}=: must not be empty")
@@ -98,7 +100,7 @@ class Hub(TokenSource):
         s = self.settings
         if s.dataset is None:
             raise UserError(f"data.{MISSING}")
-        name = f"{re.sub(r'[^A-Za-z0-9]+', '-', s.dataset).strip('-')}-{self._key()}"
+        name = f"{re.sub(r'[^A-Za-z0-9]+', '-', s.dataset)[-40:].strip('-')}-{self._key()}"
         folder = Path(s.cache, "hub", name)
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -183,10 +185,11 @@ class Hub(TokenSource):
         keys = ("dataset", "subset", "revision", "split", "validation_split", "files", "field", "documents")
         found: dict[str, Any] = {key: getattr(s, key) for key in keys}
         found["validation_fraction"] = s.validation_fraction if s.validation_split is None else None
+        patterns = [os.path.join(s.dataset or "", "**")] if os.path.isabs(s.dataset or "") else []
         if s.dataset in LOCAL and s.files is not None:
             patterns = s.files if isinstance(s.files, list) else [s.files]
-            paths = sorted(path for pattern in patterns for path in glob(pattern, recursive=True))
-            found["versions"] = [[path, os.stat(path).st_size, os.stat(path).st_mtime_ns] for path in paths]
+        paths = sorted(path for pattern in patterns for path in glob(pattern, recursive=True) if os.path.isfile(path))
+        found["local"] = [[path, os.stat(path).st_size, os.stat(path).st_mtime_ns] for path in paths]
         if s.tokenizer is not None:
             file = Path(s.tokenizer)
             if not file.is_file():

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from k3lab.config.errors import UserError
-from k3lab.data.documents import read_documents
+from k3lab.data.documents import document_files, read_documents
 from k3lab.data.files import shown
 from k3lab.data.optional import require
 
@@ -109,8 +109,8 @@ def load_tokenizer(file: Path | None) -> ByteTokenizer | BPETokenizer:
 
 
 def train_bpe(files: Sequence[Path], vocab_size: int, output: Path) -> int:
-    """Learn a byte-level vocabulary of at most `vocab_size` ids (separator included) from the documents of
-    `files` (see `k3lab.data.documents`), write it to `output` as tokenizer.json, and return its size.
+    """Learn a byte-level vocabulary of at most `vocab_size` ids (separator included) from the documents of files
+    and folders (see `k3lab.data.documents`), write it to `output` as tokenizer.json, and return its size.
 
     Byte-level BPE as in GPT-2: no text is unknown, and decoding gives back every byte. The same files give the
     same vocabulary. UserError: no library, unusable files, too small a vocabulary, an output that is there.
@@ -120,6 +120,7 @@ def train_bpe(files: Sequence[Path], vocab_size: int, output: Path) -> int:
         raise UserError(f"vocab_size={vocab_size}: must be at least {BYTES + 1}, the bytes and the separator")
     if output.exists():
         raise UserError(f"{shown(output)} exists already: remove it, or choose another file")
+    found = document_files(files)
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
@@ -129,7 +130,7 @@ def train_bpe(files: Sequence[Path], vocab_size: int, output: Path) -> int:
         initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    pieces = (piece for text in read_documents(files) for piece in split_text(text, PIECE))
+    pieces = (piece for text in read_documents(found) for piece in split_text(text, PIECE))
     tokenizer.train_from_iterator(pieces, trainer)
     _write(output, tokenizer.to_str(pretty=True))
     return tokenizer.get_vocab_size()

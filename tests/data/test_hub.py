@@ -122,6 +122,10 @@ def test_a_validation_split_of_its_own(library, tmp_path):
     source.prepare()
     assert texts(source, "train") == TEXTS[:100]
     assert texts(source, "validation") == TEXTS[100:]
+    (folder / "test.jsonl").write_text(json.dumps({"text": "another " * 5}) + "\n")
+    changed = hub(tmp_path, str(folder), None, validation_split="test")
+    changed.prepare()
+    assert texts(changed, "validation") == ["another " * 5]
 
 
 def test_a_vocabulary(library, tmp_path):
@@ -183,6 +187,7 @@ def test_settings(tmp_path, monkeypatch):
     assert HubSettings(dataset="json", files="a.jsonl").files == str(tmp_path / "a.jsonl")
     assert HubSettings(dataset="json", files=["a", "https://x/b"]).files == [str(tmp_path / "a"), "https://x/b"]
     assert HubSettings(dataset="some/set", files="a.jsonl").files == "a.jsonl"  # a file of the dataset
+    assert HubSettings(dataset="./set").dataset == str(tmp_path / "set")
     config = SimpleNamespace(trainer=SimpleNamespace(devices=1, accumulate=5))
     HubSettings(dataset="some/set", batch_size=10).check(config)
     for settings, message in [

@@ -54,6 +54,11 @@ def test_bpe_round_trips_every_text_with_fewer_tokens(vocabulary):
 
 def test_the_same_files_give_the_same_vocabulary(corpus, vocabulary, tmp_path):
     train_bpe(corpus, 320, tmp_path / "again.json")
+    (tmp_path / "folder").mkdir()
+    for file in corpus:
+        file.rename(tmp_path / "folder" / file.name)
+    train_bpe([tmp_path / "folder"], 320, tmp_path / "third.json")
+    assert (tmp_path / "third.json").read_bytes() == vocabulary.read_bytes()
     assert (tmp_path / "again.json").read_bytes() == vocabulary.read_bytes()
     assert [p.name for p in vocabulary.parent.iterdir()] == ["tokenizer.json"]
 

@@ -1,0 +1,1 @@
+"""The report: what the runs of an experiment say, with its uncertainty, on one page."""

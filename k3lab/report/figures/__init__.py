@@ -1,0 +1,1 @@
+"""The figures: one idea a file, one look for all of them."""

@@ -1,0 +1,71 @@
+"""Forgetting: half-lives over training and by layer, and the channels that are stuck at either end."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+from matplotlib.lines import Line2D
+
+from k3lab.report.analysis import Analysis
+from k3lab.report.arms import Arm
+from k3lab.report.document import Part, Picture, Strong
+from k3lab.report.figures import series
+from k3lab.report.figures.style import GREY, canvas, chosen, colours, dashes, legend, log_scale, whole_numbers
+from k3lab.tracking import names
+
+_LAYER = re.compile(rf"decay/layer_(\d+)/{names.DECAY_HALF_LIFE_MEDIAN.split('/')[1]}")
+
+
+def draw(analysis: Analysis, folder: Path, file: str) -> Picture | None:
+    """Draw the median half-life over steps and by layer, and the shares of stuck channels over steps."""
+    half = {arm.name: series.spread(analysis, arm, names.DECAY_HALF_LIFE_MEDIAN) for arm in analysis.arms}
+    arms = [arm for arm in analysis.arms if half[arm.name] is not None]
+    if not arms:
+        return None
+    shown, palette, style = chosen(analysis, arms), colours(analysis), dashes(analysis)
+    with canvas(3.2 + 0.1 * len(shown), folder / f"{file}.png") as figure:
+        over, layers, stuck = figure.subplots(1, 3)
+        for arm in shown:
+            colour, line = palette[arm.name], style[arm.name]
+            band = half[arm.name]
+            assert band is not None
+            over.fill_between(band.steps, band.low, band.high, color=colour, alpha=0.12, lw=0)
+            over.plot(band.steps, band.mean, color=colour, ls=line)
+            index_L, value_L = _by_layer(analysis, arm)
+            layers.plot(index_L, value_L, "o", ls=line, lw=1, ms=4, color=colour)
+            for name, dash in ((names.DECAY_AT_BOUND_FRACTION, "-"), (names.DECAY_DEAD_FRACTION, ":")):
+                if (share := series.spread(analysis, arm, name)) is not None:
+                    stuck.plot(share.steps, share.mean, color=colour, ls=dash)
+        for axis in (over, layers):
+            log_scale(axis)
+            axis.set_ylabel("median half-life (tokens, log)")
+        over.set_xlabel("optimizer step")
+        layers.set_xlabel("decoder layer (0 = first)")
+        whole_numbers(layers.xaxis)
+        stuck.set_xlabel("optimizer step")
+        stuck.set_ylabel("share of channels (%)")
+        stuck.set_ylim(bottom=min(0, stuck.get_ylim()[0]))
+        extra = [
+            Line2D([], [], color=GREY, ls="-", label="right: at the bound"),
+            Line2D([], [], color=GREY, ls=":", label="right: never forget"),
+        ]
+        legend(figure, analysis, shown, extra)
+    caption: list[Part] = [
+        Strong("How fast memory fades. "),
+        "Left: tokens until half of a channel's content is gone, median over channels. Middle: the same by layer at "
+        "the end. Right: channels that are stuck, either at the fastest decay allowed (solid) or without any (dotted).",
+    ]
+    return Picture(file, "Median half-life over steps and by layer, and shares of stuck channels", caption)
+
+
+def _by_layer(analysis: Analysis, arm: Arm) -> tuple[np.ndarray, np.ndarray]:
+    values: dict[int, list[float]] = {}
+    for run in analysis.usable[arm.name]:
+        for name, found in run.series.items():
+            if m := _LAYER.fullmatch(name):
+                keep = found.values[found.steps <= analysis.step]
+                values.setdefault(int(m.group(1)), []).extend(keep[-1:].tolist())
+    index = sorted(i for i, v in values.items() if v)
+    return np.array(index, dtype=int), np.array([np.mean(values[i]) for i in index])

@@ -17,7 +17,7 @@ from torch import Tensor
 from k3lab_kernels.kda.layout import Layout
 from k3lab_kernels.kda.tiles import chunk_decays, decayed_products, decayed_products_backward
 
-BLOCK_ELEMENTS = 1 << 16  # of one temporary on a CPU: work inside chunks goes in blocks that stay in the cache
+BLOCK_ELEMENTS = 1 << 18  # of one temporary on a CPU: work inside chunks goes in blocks that stay in the cache
 
 
 class Chunks(NamedTuple):

@@ -34,29 +34,40 @@ class _Sigmoid(Function):
         return d_y * (y * (1 - y))
 
 
-class _Softplus(Function):
-    """log(1 + e^x), for the same reason."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x.clamp(min=0) + torch.exp(-x.abs()).log1p_()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_y: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return d_y * torch.exp(-x).add_(1).reciprocal_()
-
-
 def sigmoid(x: Tensor) -> Tensor:
     """σ(x), each element by itself."""
     return _Sigmoid.apply(x)
 
 
-def softplus(x: Tensor) -> Tensor:
-    """log(1 + e^x), each element by itself."""
-    return _Softplus.apply(x)
+class _Gate(Function):
+    """Log decay and its gradient in few passes: logits z [B,T,H,K], speed e^A [H,1], bias [H,K], bound or None."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, speed: Tensor, bias: Tensor, bound: float | None) -> Tensor:
+        x = z + bias
+        ctx.bound = bound
+        if bound is not None:
+            y = x.mul_(-speed).exp_().add_(1).reciprocal_()
+            ctx.save_for_backward(z, speed, bias, y)
+            return y * bound
+        softplus = torch.exp(x.abs().neg_()).log1p_().add_(x.clamp_(min=0))
+        ctx.save_for_backward(z, speed, bias)
+        return softplus.mul_(-speed)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_g: Tensor) -> tuple[Tensor | None, ...]:
+        z, speed, bias, *y = ctx.saved_tensors
+        if ctx.bound is not None:
+            d_scaled = torch.addcmul(y[0], y[0], y[0], value=-1).mul_(d_g).mul_(ctx.bound)
+            d_x = d_scaled * speed
+            d_speed = (z + bias).mul_(d_scaled).sum((0, 1, 3)).unsqueeze(-1) if ctx.needs_input_grad[1] else None
+        else:
+            x = z + bias
+            d_x = torch.exp(-x).add_(1).reciprocal_().mul_(d_g).mul_(-speed)
+            softplus = torch.exp(x.abs().neg_()).log1p_().add_(x.clamp_(min=0))
+            d_speed = softplus.mul_(d_g).sum((0, 1, 3)).neg_().unsqueeze(-1) if ctx.needs_input_grad[1] else None
+        return d_x, d_speed, d_x.sum((0, 1)) if ctx.needs_input_grad[2] else None, None
 
 
 def kda_gate(
@@ -68,12 +79,9 @@ def kda_gate(
     """
     heads, K = z_BTHK.shape[2:]
     z = z_BTHK.to(dtype)
-    if dt_bias is not None:
-        z = z + dt_bias.to(dtype).reshape(heads, K)
-    speed = None if A_log is None else A_log.to(dtype).reshape(heads, 1).exp()
-    if lower_bound is not None:
-        return lower_bound * sigmoid(z if speed is None else speed * z)
-    return -softplus(z) if speed is None else -speed * softplus(z)
+    speed = z.new_ones(heads, 1) if A_log is None else A_log.to(dtype).reshape(heads, 1).exp()
+    bias = z.new_zeros(heads, K) if dt_bias is None else dt_bias.to(dtype).reshape(heads, K)
+    return _Gate.apply(z, speed, bias, lower_bound)
 
 
 def l2_normalise(x: Tensor, dtype) -> Tensor:

@@ -57,17 +57,23 @@ def chunk_decays(g_MCK: Tensor, tile: int) -> Decays:
     while h < C:
         if h == tile and tile > 1:
             in_tile = before.clone()
-        a, b, e = (x.view(M, C // (2 * h), 2, h, K) for x in (a_MCK, before, after))
-        middle = a[:, :, 1, :1]
-        from_key = e[:, :, 0] * middle
+        (b0, b1), (e0, e1) = (_halves(x, h) for x in (before, after))
+        middle = a_MCK.view(M, C // (2 * h), 2 * h, K)[:, :, h : h + 1]
+        from_key = e0 * middle
         if h >= tile:
             levels.append(h)
-            query.append(b[:, :, 1].clone())
+            query.append(b1.clone())
             key.append(from_key)
-        b[:, :, 1] *= b[:, :, 0, -1:] * middle
-        e[:, :, 0] = from_key * e[:, :, 1, :1]
+        b1.mul_(b0[:, :, -1:] * middle)
+        torch.mul(from_key, e1[:, :, :1], out=e0)
         h *= 2
     return Decays(levels, query, key, in_tile, before.mul_(a_MCK[:, :1]), after)
+
+
+def _halves(x_MCK: Tensor, h: int) -> tuple[Tensor, ...]:
+    """Views of the first and the second halves of all segments of 2h rows: two [M, n, h, K]."""
+    M, C, K = x_MCK.shape
+    return x_MCK.view(M, C // (2 * h), 2, h, K).unbind(2)
 
 
 def _blocks(x_MCC: Tensor, h: int) -> Tensor:
@@ -84,12 +90,14 @@ def _diagonal_blocks(x_MCC: Tensor, tile: int) -> Tensor:
     return x_MCC.view(M, n, tile, n, tile).diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
 
 
-def _decayed_rows(q: Tensor, k: Tensor, query: Tensor) -> Tensor:
-    """Rows of the second halves of q and k [M, n, 2, h, K], decayed: [M, n, 2, h, K]."""
-    rows = torch.empty_like(q)
-    torch.mul(q[:, :, 1], query, out=rows[:, :, 0])
-    torch.mul(k[:, :, 1], query, out=rows[:, :, 1])
-    return rows
+def _decayed_rows(q1: Tensor, k1: Tensor, query: Tensor) -> Tensor:
+    """Decayed rows of the second halves of q and k [M, n, h, K], one above the other: [M, n, 2h, K]."""
+    M, n, h, K = query.shape
+    rows = query.new_empty(M, n, 2, h, K)
+    q_rows, k_rows = rows.unbind(2)
+    torch.mul(q1, query, out=q_rows)
+    torch.mul(k1, query, out=k_rows)
+    return rows.view(M, n, 2 * h, K)
 
 
 def decayed_products(
@@ -98,9 +106,8 @@ def decayed_products(
     """Write the lower triangles of q·kᵀ (with its diagonal) and k·kᵀ (without), decayed, into zeroed [M, C, C]."""
     M, _, K = q_MCK.shape
     for h, query, key in zip(decays.levels, decays.query, decays.key, strict=True):
-        q, k = (x.view(M, -1, 2, h, K) for x in (q_MCK, k_MCK))
-        rows = _decayed_rows(q, k, query)
-        product = rows.flatten(2, 3) @ (k[:, :, 0] * key).mT
+        (_, q1), (k0, k1) = (_halves(x, h) for x in (q_MCK, k_MCK))
+        product = _decayed_rows(q1, k1, query) @ (k0 * key).mT
         _blocks(qk_MCC, h).copy_(product[:, :, :h])
         _blocks(kk_MCC, h).copy_(product[:, :, h:])
     if decays.tile is not None:
@@ -128,17 +135,15 @@ def decayed_products_backward(
     before, after = d_start, d_end  # gradients of the log products of the segments, from the chunk downwards
 
     for h, query, key in reversed(list(zip(decays.levels, decays.query, decays.key, strict=True))):
-        q, k, dq, dk = (x.view(M, -1, 2, h, K) for x in (q_MCK, k_MCK, d_q, d_k))
-        rows = _decayed_rows(q, k, query)
-        keys = k[:, :, 0] * key
+        (_, q1), (k0, k1), (_, dq1), (dk0, dk1) = (_halves(x, h) for x in (q_MCK, k_MCK, d_q, d_k))
         d_product = torch.cat((_blocks(d_qk, h), _blocks(d_kk, h)), 2)
-        d_keys = (d_product.mT @ rows.flatten(2, 3)).mul_(key)
-        d_rows = (d_product @ keys).view_as(rows).mul_(query.unsqueeze(2))
-        dq[:, :, 1] += d_rows[:, :, 0]
-        dk[:, :, 1] += d_rows[:, :, 1]
-        dk[:, :, 0] += d_keys
-        d_query = (q[:, :, 1] * d_rows[:, :, 0]).addcmul_(k[:, :, 1], d_rows[:, :, 1])
-        _descend(before, after, d_g, h, d_query, k[:, :, 0] * d_keys)
+        d_keys = (d_product.mT @ _decayed_rows(q1, k1, query)).mul_(key)
+        d_rows = (d_product @ (k0 * key)).view(M, -1, 2, h, K).mul_(query.unsqueeze(2))
+        d_q1, d_k1 = d_rows.unbind(2)
+        dq1.add_(d_q1)
+        dk1.add_(d_k1)
+        dk0.add_(d_keys)
+        _descend(before, after, d_g, h, (q1 * d_q1).addcmul_(k1, d_k1), d_keys.mul_(k0))
 
     if decays.tile is not None:
         up = decays.tile * _span(tile)
@@ -162,11 +167,11 @@ def _descend(
 ) -> None:
     """Undo one doubling of `chunk_decays`: pass gradients of the log products from segments of 2h to their halves."""
     M, C, K = d_g.shape
-    b, e, d = (x.view(M, C // (2 * h), 2, h, K) for x in (before, after, d_g))
-    through = b[:, :, 1].sum(2)
-    b[:, :, 0, -1] += through
-    e[:, :, 1, 0] += e[:, :, 0].sum(2)
+    (b0, b1), (e0, e1) = (_halves(x, h) for x in (before, after))
+    d_middle = b1.sum(2)
+    b0.select(2, -1).add_(d_middle)
+    e1.select(2, 0).add_(e0.sum(2))
     if d_query is not None and d_key is not None:
-        b[:, :, 1] += d_query
-        e[:, :, 0] += d_key
-    d[:, :, 1, 0] += through + e[:, :, 0].sum(2)
+        b1.add_(d_query)
+        e0.add_(d_key)
+    d_g.view(M, C // (2 * h), 2 * h, K).select(2, h).add_(d_middle.add_(e0.sum(2)))

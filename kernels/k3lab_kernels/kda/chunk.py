@@ -67,7 +67,7 @@ def _inside(x: Chunks, tile: int, kept: Kept | None) -> tuple[Inside, tuple[Tens
     M, C, K = x.q.shape
     inside = Inside(torch.empty_like(x.q), torch.empty_like(x.q), torch.empty_like(x.q), x.q.new_empty(M, K, 1))
     if kept is None:
-        qk_MCC, kk_MCC = x.q.new_zeros(2, M, C, C).unbind(0)
+        qk_MCC, kk_MCC = x.q.new_zeros(M, C, C), x.q.new_zeros(M, C, C)
         inverse_MCC, eye = x.q.new_empty(M, C, C), torch.eye(C, dtype=x.q.dtype, device=x.q.device)
     else:
         qk_MCC, kk_MCC, inverse_MCC = kept[:3]

@@ -19,6 +19,8 @@ from k3lab_kernels.kda.layout import Layout, make_layout
 from k3lab_kernels.kda.recurrent import recurrent_forward
 from k3lab_kernels.kda.tiles import tile_rows
 
+PART_ELEMENTS = 1 << 17  # of one tensor of a part
+
 
 def _autocast_off(device: torch.device):
     return torch.autocast(device.type, enabled=False)
@@ -45,6 +47,16 @@ def _kept_rows(v: Tensor, cu_seqlens: Tensor | None, chunk_size: int) -> int:
     return (T // chunk_size + cu_seqlens.shape[0] - 1) * HV
 
 
+def _parts(v: Tensor, K: int, chunk_size: int, cu_seqlens: Tensor | None) -> list[slice]:
+    """Slices of the batch to work on at a time: on a CPU as many as stay in the cache; results do not depend on it."""
+    B, T, HV, V = v.shape
+    if cu_seqlens is not None or v.device.type != "cpu" or B == 0:
+        return [slice(0, B)]
+    rows = HV * -(-T // chunk_size) * chunk_size
+    size = max(1, PART_ELEMENTS // max(1, rows * max(K, V, chunk_size)))
+    return [slice(lo, min(lo + size, B)) for lo in range(0, B, size)]
+
+
 @torch.library.custom_op("k3lab::kda_chunk", mutates_args=())
 def _kda_chunk(
     q: Tensor,
@@ -61,21 +73,40 @@ def _kda_chunk(
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """q, k, g [B,T,HV,K], v [B,T,HV,V], beta [B,T,HV] → o, final state, and kept squares, rows and states."""
+    with _autocast_off(v.device):
+        results = [
+            _forward(
+                q[part], k[part], v[part], g[part], beta[part],
+                initial_state if initial_state is None or cu_seqlens is not None else initial_state[part],
+                cu_seqlens, cu_seqlens_cpu, scale, chunk_size, tile, keep,
+            )
+            for part in _parts(v, q.shape[-1], chunk_size, cu_seqlens)
+        ]  # fmt: skip
+    if len(results) == 1:
+        return results[0]
+    o, final_state, squares, values, states = zip(*results, strict=True)
+    dim = 1 if keep else 0
+    return torch.cat(o), torch.cat(final_state), torch.cat(squares, dim), torch.cat(values, dim), torch.cat(states)
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial_state: Tensor | None,
+    cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None, scale: float, chunk_size: int, tile: int, keep: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     B, T, HV, V = v.shape
     K, dtype = q.shape[-1], accumulation_dtype(v)
-    with _autocast_off(v.device):
-        layout = make_layout(B, T, chunk_size, v.device, cu_seqlens, cu_seqlens_cpu)
-        x = split_inputs(layout, q, k, v, g, beta, dtype)
-        state = _initial(layout, initial_state, v, K)
-        out, kept = chunk_forward(x, state, layout.steps(HV), scale, tile)
-        o = layout.join(out, HV).to(v.dtype).contiguous()
-        final_state = layout.unrank(state.view(layout.sequences, HV, K, V))
-        if not keep:
-            return o, final_state, v.new_empty(0), v.new_empty(0), v.new_empty(0)
-        rows = _kept_rows(v, cu_seqlens, chunk_size)
-        squares = torch.stack([_pad_rows(s, rows) for s in (kept.qk, kept.kk, kept.inverse)])
-        values = torch.stack([_pad_rows(s, rows) for s in (kept.error, kept.value)])
-        return o, final_state, squares, values, _pad_rows(kept.state, rows)
+    layout = make_layout(B, T, chunk_size, v.device, cu_seqlens, cu_seqlens_cpu)
+    x = split_inputs(layout, q, k, v, g, beta, dtype)
+    state = _initial(layout, initial_state, v, K)
+    out, kept = chunk_forward(x, state, layout.steps(HV), scale, tile)
+    o = layout.join(out, HV).to(v.dtype).contiguous()
+    final_state = layout.unrank(state.view(layout.sequences, HV, K, V))
+    if not keep:
+        return o, final_state, v.new_empty(0), v.new_empty(0), v.new_empty(0)
+    rows = _kept_rows(v, cu_seqlens, chunk_size)
+    squares = torch.stack([_pad_rows(s, rows) for s in (kept.qk, kept.kk, kept.inverse)])
+    values = torch.stack([_pad_rows(s, rows) for s in (kept.error, kept.value)])
+    return o, final_state, squares, values, _pad_rows(kept.state, rows)
 
 
 @_kda_chunk.register_fake
@@ -113,26 +144,47 @@ def _kda_chunk_backward(
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, g, beta in their dtypes, and of the initial state in its own (or fp32)."""
+    results, row = [], 0
+    with _autocast_off(v.device):
+        for part in _parts(v, q.shape[-1], chunk_size, cu_seqlens):
+            n = slice(None) if cu_seqlens is not None else part
+            rows = slice(row, row + _kept_rows(v[part], cu_seqlens, chunk_size))
+            row = rows.stop
+            results.append(
+                _backward_part(
+                    d_o[part], None if d_final_state is None else d_final_state[n],
+                    q[part], k[part], v[part], g[part], beta[part],
+                    None if initial_state is None else initial_state[n], cu_seqlens, cu_seqlens_cpu,
+                    (squares[:, rows], values[:, rows], states[rows]) if keep else None, scale, chunk_size, tile,
+                )
+            )  # fmt: skip
+    if len(results) == 1:
+        return results[0]
+    d_q, d_k, d_v, d_g, d_beta, d_state = (torch.cat(d) for d in zip(*results, strict=True))
+    return d_q, d_k, d_v, d_g, d_beta, d_state
+
+
+def _backward_part(
+    d_o: Tensor, d_final_state: Tensor | None, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor,
+    initial_state: Tensor | None, cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None,
+    keep: tuple[Tensor, Tensor, Tensor] | None, scale: float, chunk_size: int, tile: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     B, T, HV, V = v.shape
     K, dtype = q.shape[-1], accumulation_dtype(v)
-    with _autocast_off(v.device):
-        layout = make_layout(B, T, chunk_size, v.device, cu_seqlens, cu_seqlens_cpu)
-        steps = layout.steps(HV)
-        x = split_inputs(layout, q, k, v, g, beta, dtype)
-        state, M = _initial(layout, initial_state, v, K), layout.chunks * HV
-        kept = None
-        if keep:
-            (qk, kk, inverse), (error, value) = squares[:, :M].unbind(0), values[:, :M].unbind(0)
-            kept = Kept(qk, kk, inverse, error, value, states[:M])
-        d_state = _initial(layout, d_final_state, v, K)
-        d_out = layout.split(d_o, dtype)
-        d_x = chunk_backward(d_out, d_state, x, state, kept, steps, scale, tile)
-        d_q, d_k, d_v, d_g, d_beta = (
-            layout.join(d, HV).to(like.dtype).contiguous() for d, like in zip(d_x, (q, k, v, g, beta), strict=True)
-        )
-        d_state = layout.unrank(d_state.view(layout.sequences, HV, K, V))
-        d_state = d_state if initial_state is None else d_state.to(initial_state.dtype)
-        return d_q, d_k, d_v, d_g, d_beta.squeeze(-1), d_state
+    layout = make_layout(B, T, chunk_size, v.device, cu_seqlens, cu_seqlens_cpu)
+    x = split_inputs(layout, q, k, v, g, beta, dtype)
+    kept, M = None, layout.chunks * HV
+    if keep is not None:
+        (qk, kk, inverse), (error, value) = keep[0][:, :M].unbind(0), keep[1][:, :M].unbind(0)
+        kept = Kept(qk, kk, inverse, error, value, keep[2][:M])
+    state, d_state = _initial(layout, initial_state, v, K), _initial(layout, d_final_state, v, K)
+    d_x = chunk_backward(layout.split(d_o, dtype), d_state, x, state, kept, layout.steps(HV), scale, tile)
+    d_q, d_k, d_v, d_g, d_beta = (
+        layout.join(d, HV).to(like.dtype).contiguous() for d, like in zip(d_x, (q, k, v, g, beta), strict=True)
+    )
+    d_state = layout.unrank(d_state.view(layout.sequences, HV, K, V))
+    d_state = d_state if initial_state is None else d_state.to(initial_state.dtype)
+    return d_q, d_k, d_v, d_g, d_beta.squeeze(-1), d_state
 
 
 @_kda_chunk_backward.register_fake
@@ -237,9 +289,13 @@ def chunk_kda(
     final_state = (state.mT.contiguous() if state_v_first else state) if output_final_state else None
     if not return_intermediate_states:
         return o, final_state
-    B, T, HV, _ = v.shape
-    layout = make_layout(B, T, chunk_size, v.device, cu_seqlens, cu_seqlens_cpu)
-    states = layout.chunk_states(kept_states, HV)
+    T, HV, parts = v.shape[1], v.shape[2], []
+    for part in _parts(v, q.shape[-1], chunk_size, cu_seqlens):
+        layout = make_layout(len(v[part]), T, chunk_size, v.device, cu_seqlens, cu_seqlens_cpu)
+        rows = _kept_rows(v[part], cu_seqlens, chunk_size)
+        parts.append(layout.chunk_states(kept_states[:rows], HV))
+        kept_states = kept_states[rows:]
+    states = torch.cat(parts)
     return o, final_state, (states.mT if state_v_first else states).contiguous()
 
 

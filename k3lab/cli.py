@@ -142,6 +142,52 @@ def bench(
     return run_bench(what, json_file, device)
 
 
+data_app = typer.Typer(no_args_is_help=True, help="Prepare token files for data=shards.")
+app.add_typer(data_app, name="data")
+
+
+@data_app.command()
+def prepare(
+    inputs: Annotated[list[Path], typer.Argument(help="Files or folders of text.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to make.")],
+    tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer.json; without it tokens are bytes.")] = None,
+    validation_fraction: Annotated[float, typer.Option(help="Share of documents held out.")] = 0.01,
+) -> int:
+    """Tokenise text once into memory-mapped files: k3lab data prepare corpus/ -o tokens/."""
+    from k3lab.data.prepare import prepare as run
+
+    run(inputs, output, tokenizer, validation_fraction)
+    print(output)
+    return 0
+
+
+@data_app.command()
+def bpe(
+    inputs: Annotated[list[Path], typer.Argument(help="Files or folders of text.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The tokenizer.json to write.")],
+    vocab_size: Annotated[int, typer.Option(min=257, help="Tokens, the 256 bytes among them.")] = 4096,
+) -> int:
+    """Train a byte-pair encoding: k3lab data bpe corpus/ -o tokenizer.json."""
+    from k3lab.data.tokenize import train_bpe
+
+    print(f"{output}: {train_bpe(inputs, vocab_size, output)} tokens")
+    return 0
+
+
+@app.command()
+def report(
+    targets: Annotated[list[str], typer.Argument(metavar="EXPERIMENT|RUN...", help="Names, run ids or run folders.")],
+    output: Annotated[Path, typer.Option(help="Folder with the runs and their store.")] = Path("runs"),
+    baseline: Annotated[str | None, typer.Option(help="The arm that others are compared with.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the report.")] = None,
+    metric: Annotated[str | None, typer.Option(help="What arms are ranked by, such as val/loss.")] = None,
+) -> int:
+    """Compare runs: one HTML page, a Markdown twin, results.csv and figures."""
+    from k3lab.report.run import run_report
+
+    return run_report(targets, output, baseline, out, metric)
+
+
 @app.command()
 def ui(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port on 127.0.0.1.")] = 5000,

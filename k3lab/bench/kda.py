@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from k3lab_kernels.kda import chunk_kda
 from torch import Tensor
 
 from k3lab.bench.timing import ceilings, floor_ms, median_ms, peak_mib
+from k3lab_kernels.kda import chunk_kda
 
 SHAPES = {"cpu": [(4, 512, 4, 64)], "cuda": [(4, 2048, 16, 128), (1, 8192, 32, 128)]}  # B, T, H, K = V
 CHUNK = 64
@@ -38,8 +38,8 @@ def _shape_rows(
     A_log = torch.zeros(H, device=device).requires_grad_()
     dt_bias = draw(H * K, dtype=torch.float32)
     ready = (-F.softplus(z.detach().float())).requires_grad_()
-    fused = dict(use_qk_l2norm_in_kernel=True, use_beta_sigmoid_in_kernel=True)
-    gated = dict(fused, use_gate_in_kernel=True, A_log=A_log, dt_bias=dt_bias)
+    fused: dict[str, Any] = {"use_qk_l2norm_in_kernel": True, "use_beta_sigmoid_in_kernel": True}
+    gated: dict[str, Any] = {**fused, "use_gate_in_kernel": True, "A_log": A_log, "dt_bias": dt_bias}
     arms: dict[str, tuple[Callable[[], Tensor], list[Tensor]]] = {
         "kda, bounded gate in kernel": (
             lambda: chunk_kda(q, k, v, z, b, safe_gate=True, lower_bound=-5.0, **gated)[0],
@@ -51,7 +51,9 @@ def _shape_rows(
         ),
         "kda, ready gate": (lambda: chunk_kda(q, k, v, ready, b, **fused)[0], [q, k, v, ready, b]),
         "softmax attention (SDPA)": (
-            lambda: F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=True),
+            lambda: F.scaled_dot_product_attention(
+                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True
+            ),
             [q, k, v],
         ),
     }

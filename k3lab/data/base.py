@@ -16,7 +16,8 @@ from k3lab.config.errors import UserError
 
 NO_TARGET = -100  # positions with this target carry no loss
 
-Batch = dict[str, Tensor]  # tokens[B,T] int64, targets[B,T] int64; mask[B,T] bool where some tokens are padding
+Batch = dict[str, Tensor]  # tokens[B,T] int64, targets[B,T] int64; mask[B,T] bool where some tokens are
+# padding, documents[B,T] int32 (numbered from 0 in each row) where rows hold several documents
 
 
 class Source(ABC):
@@ -45,6 +46,10 @@ class Source(ABC):
     @abstractmethod
     def targets_in_step(self, step: int) -> int:
         """Loss tokens in the whole global batch of `step`."""
+
+    def tokens_in_step(self, step: int) -> int:
+        """Real tokens (not padding) in the whole global batch of `step`."""
+        return self.settings.batch_size * self.settings.seq_len
 
     @abstractmethod
     def val_batch(self, index: int, first: int, count: int) -> Batch:

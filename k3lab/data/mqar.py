@@ -121,6 +121,10 @@ class MQAR(Source):
         pairs = np.array([number for _, number in self.settings.train_sizes()])
         return int(pairs[self._kinds(step, 0, self.settings.batch_size)].sum())
 
+    def tokens_in_step(self, step: int) -> int:
+        lengths = np.array([length for length, _ in self.settings.train_sizes()])
+        return int(lengths[self._kinds(step, 0, self.settings.batch_size)].sum())
+
     def val_batch(self, index: int, first: int, count: int) -> Batch:
         s = self.settings
         length, pairs = s.val_size()

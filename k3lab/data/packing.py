@@ -28,6 +28,7 @@ class Packing:
     ends_N: np.ndarray  # bool, its last token is its document's last
     first_R: np.ndarray  # int64 [R+1], the first piece of each row, and N
     targets_R: np.ndarray  # int64, tokens of each row that have a next token in the same document
+    tokens_R: np.ndarray  # int64, tokens of each row that are no padding
 
     def __len__(self) -> int:
         return len(self.targets_R)
@@ -49,7 +50,8 @@ def pack(starts: np.ndarray, total: int, seq_len: int) -> Packing:
     rows = int(row.max(initial=-1)) + 1
     first = np.searchsorted(row[order], np.arange(rows + 1))
     targets = np.bincount(row, length - ends, minlength=rows).astype(np.int64)
-    return Packing(start[order], length[order], ends[order], first, targets)
+    tokens = np.bincount(row, length, minlength=rows).astype(np.int64)
+    return Packing(start[order], length[order], ends[order], first, targets, tokens)
 
 
 def packed_batch(tokens: TokenArray, packing: Packing, rows: np.ndarray, seq_len: int, padding: int) -> Batch:

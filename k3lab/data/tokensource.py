@@ -79,6 +79,12 @@ class TokenSource(Source):
             return int(self._packed[0].targets_R[self._dealt(step, 0, size)].sum())
         return size * self.settings.seq_len
 
+    def tokens_in_step(self, step: int) -> int:
+        size = self.settings.batch_size
+        if self.settings.packing:
+            return int(self._packed[0].tokens_R[self._dealt(step, 0, size)].sum())
+        return size * self.settings.seq_len
+
     def val_batch(self, index: int, first: int, count: int) -> Batch:
         numbers = index * self.settings.batch_size + first + np.arange(count)
         places = self._places[numbers % len(self._places)]

@@ -59,7 +59,6 @@ class TrainingModule(LightningModule):
         build_optimizer: Callable[[LanguageModel], torch.optim.Optimizer],
         lr_factor: Callable[[int, int], float],
         tracker: Any = None,
-        world: int = 1,
         group: Any = None,
     ) -> None:
         super().__init__()
@@ -74,7 +73,6 @@ class TrainingModule(LightningModule):
         self.accumulate: int = config.trainer.accumulate
         self.last: StepResult | None = None
         self.last_counts: Tensor | None = None
-        self._share = 1.0 / (self.accumulate * world)  # of a micro-batch in the global batch's tokens
         # In a tuple, or it would be registered as a second submodule and double every name in a state dict.
         self._compiled = (torch.compile(model, dynamic=False),) if config.trainer.compile else (model,)
         self._base_lrs: list[float] = []
@@ -99,14 +97,21 @@ class TrainingModule(LightningModule):
         output = self(batch["tokens"], batch.get("mask"))
         targets = max(1, self.source.targets_in_step(self.step))
         loss = cross_entropy_sum(output.logits_BTV, batch["targets"]) / targets
-        # Each auxiliary loss is a mean over its micro-batch: weighted by size they make the global mean.
-        extra = [r.aux_loss * self._share for r in output.routings if r.aux_loss is not None]
+        # Each auxiliary loss is a mean over its micro-batch's real tokens: weighted by those it makes the global mean.
+        share = self._share(batch)
+        extra = [r.aux_loss * share for r in output.routings if r.aux_loss is not None]
         aux = torch.stack(extra).sum() if extra else torch.zeros_like(loss)
         for router, routing in zip(self.model.routers, output.routings, strict=True):
             router.count(routing)
         self._add(batch_idx, loss.detach(), aux.detach(), [r.counts_E for r in output.routings])
         # Lightning divides by `accumulate`; this loss has its share of the global batch already.
         return (loss + aux) * self.accumulate
+
+    def _share(self, batch: Batch) -> Tensor | float:
+        """Return the micro-batch's share of the real tokens of the global batch."""
+        mask_BT = batch.get("mask")
+        tokens = batch["tokens"].numel() if mask_BT is None else mask_BT.sum()
+        return tokens / max(1, self.source.tokens_in_step(self.step))
 
     def _add(self, batch_idx: int, loss: Tensor, aux: Tensor, counts: list[Tensor]) -> None:
         if batch_idx % self.accumulate == 0:

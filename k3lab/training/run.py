@@ -173,7 +173,6 @@ class _Run:
             lambda m: optimizer.build(config.optim, m),
             schedule.factor,
             self.log,
-            strategy.world,
             strategy.group,
         )
         module.step = self.start_step

@@ -38,7 +38,7 @@ def test_every_option_composes_and_its_yaml_states_every_setting(group: str, opt
     shared = component_file_is_shared(group, option)
     assert set(stated) <= set(vars(chosen))
     assert shared or set(stated) == set(vars(chosen)), "the YAML and the dataclass name the same settings"
-    assert list(stated)[0] == "name"
+    assert next(iter(stated)) == "name"
 
 
 @pytest.mark.parametrize("name", options("experiment"))

@@ -12,6 +12,7 @@ import torch
 from k3lab.config.load import load
 from k3lab.config.registry import component, groups, options
 from k3lab.data.loader import train_loader
+from k3lab.data.prepare import prepare
 from k3lab.model.build import build_model
 from k3lab.router.base import end_of_global_batch
 from k3lab.tracking.local import read_summary
@@ -30,7 +31,8 @@ ELSEWHERE = ("experiment", "launch", "sweep", "tracking")  # composed and run by
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("corpus")
     for i in range(6):
-        (folder / f"{i}.txt").write_text(f"the quick brown fox {i} jumps over the lazy dog\n" * 20)
+        lines = [f"the quick brown fox {i}.{j} jumps over the lazy dog\n" for j in range(20)]
+        (folder / f"{i}.txt").write_text("".join(lines))
     return folder
 
 
@@ -61,15 +63,28 @@ def test_every_combination_of_the_techniques(decay: str, router: str, residual: 
         assert all(gate.bias.abs().sum() > 0 for gate in model.routers)
 
 
+def corpora(option: str, corpus: Path, folder: Path) -> list[str]:
+    """What a data option needs to find its files."""
+    if option == "shards":
+        prepare([corpus], folder / "tokens", None, 0.3)
+        return [f"data.path={folder / 'tokens'}"]
+    if option == "hub":
+        files = ",".join(str(p) for p in sorted(corpus.iterdir()))
+        where = [f"data.files=[{files}]", f"data.cache={folder / 'cache'}"]
+        return ["data.dataset=text", *where, "data.validation_fraction=0.3"]
+    return [f"data.path={corpus}"] if option == "text" else []
+
+
 @pytest.mark.parametrize(("group", "option"), [(g, o) for g in groups() if g not in ELSEWHERE for o in options(g)])
 def test_every_option_trains_two_steps(group: str, option: str, corpus: Path, tmp_path: Path) -> None:
     if (group, option) in TOO_LARGE | NEEDS_GPU:
         load([f"{group}={option}"])
         return
     small = [s for s in SMALL if not s.startswith(f"{group}.")] if group in ("model", "trainer") else SMALL
-    data = [f"data.path={corpus}"] if (group, option) in {(group, o) for o in options(group) if group != "data"} else []
-    overrides = [f"{group}={option}", "trainer.max_steps=2", "tracking=none", "data.batch_size=4", *small, *data]
-    config = load([*overrides, "data.seq_len=32"] if group in ("model", "trainer") else overrides)
+    if group == "data":  # a synthetic task has its own smallest sequence
+        small = [s for s in SMALL if not s.startswith("data.seq_len") or option in ("text", "shards", "hub")]
+    data = corpora(option if group == "data" else "text", corpus, tmp_path)
+    config = load([f"{group}={option}", "trainer.max_steps=2", "tracking=none", *small, *data])
     assert run_training(config, tmp_path / "run") == 0
     done = read_summary(tmp_path / "run")
     assert done is not None

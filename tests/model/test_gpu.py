@@ -27,7 +27,8 @@ def gradients(model: Any, x: torch.Tensor, forward: Any = None) -> dict[str, tor
     model.zero_grad()
     logits = (forward or model)(x).logits_BTV.float()
     F.cross_entropy(logits[:, :-1].flatten(0, 1), x[:, 1:].flatten()).backward()
-    return {k: p.grad.cpu() for k, p in model.named_parameters() if p.grad is not None}
+    # a copy: moving a model to a device moves the gradients that it still holds
+    return {k: p.grad.detach().cpu().clone() for k, p in model.named_parameters() if p.grad is not None}
 
 
 def worst(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:

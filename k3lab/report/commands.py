@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from functools import cache
 
 from k3lab.config.errors import UserError
 from k3lab.config.load import load
@@ -31,7 +32,7 @@ def reconstruct(run: Run) -> str | None:
                 return None
         chosen.append(f"{group}={value}")
     try:
-        defaults, plain = flatten(load(chosen).to_dict()), flatten(load().to_dict())
+        defaults, plain = _defaults(*chosen), _defaults()
     except UserError:
         return None
     given = [text for text in chosen if _differs(text, plain)]
@@ -44,6 +45,11 @@ def reconstruct(run: Run) -> str | None:
         if value != defaults[key]:
             given.append(f"{key}={value}")
     return shlex.join(["k3lab", "train", *given])
+
+
+@cache
+def _defaults(*chosen: str) -> dict[str, str]:
+    return flatten(load(chosen).to_dict())
 
 
 def _differs(choice: str, plain: dict[str, str]) -> bool:

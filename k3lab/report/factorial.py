@@ -71,13 +71,13 @@ class Effects:
 
 
 def missing(analysis: Analysis) -> list[str]:
-    """Return the combinations of factor levels without a usable arm, if at least half of all have one."""
+    """Return the combinations of factor levels without a usable arm, if no more than a quarter lack one."""
     factors = analysis.stratum.factors
     total = math.prod(len(f.levels) for f in factors)
     if len(factors) < 2 or total > 4096:
         return []
     have = {tuple(arm.config.get(f.key, "—") for f in factors) for arm in analysis.arms}
-    if len(have) == total or 2 * len(have) < total:
+    if len(have) == total or 4 * (total - len(have)) > total:
         return []
     lost = [c for c in itertools.product(*(f.levels for f in factors)) if c not in have]
     return [" ".join(f"{f.key}={v}" for f, v in zip(factors, c, strict=True) if v != "—") for c in lost]

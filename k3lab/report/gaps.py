@@ -47,8 +47,8 @@ def _of(analysis: Analysis) -> list[Text]:
                 items.append([where, Code(arm.name), f", seed {run.seed}: counts although it {_state(run)}."])
         lost = [s for s in seeds if s not in arm.by_seed]
         if lost:
-            which = "seeds" if len(lost) > 1 else "seed"
-            items.append([where, Code(arm.name), f": {which} {words.listing(lost)} was never run."])
+            which, verb = ("seeds", "were") if len(lost) > 1 else ("seed", "was")
+            items.append([where, Code(arm.name), f": {which} {words.listing(lost)} {verb} never run."])
         items += _not_finite(analysis, arm, where)
         if arm.superseded:
             again = words.plural(len(arm.superseded), "older run")

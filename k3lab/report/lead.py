@@ -57,7 +57,7 @@ def _together(analysis: Analysis, design: Factorial) -> list[Part]:
         Code(arm.short),
         ") against the baseline, all off (",
         Code(analysis.baseline.short),
-        f"): {known.title} ",
+        f"): in {known.title} ",
         Strong(words.verdict(difference)),
         f", {ours} instead of {base}{f' {known.unit}' if known.unit else ''}.",
     ]

@@ -51,6 +51,7 @@ def build(found: Found, analyses: Sequence[Analysis], folder: Path, subtitle: st
     sheet.add(lead(analyses, designs, found_effects), gaps.notice(found, analyses))
     sheet.add(Paragraph(protocol.how_to_read(analyses)), *protocol.parts(analyses))
     several = len(analyses) > 1
+    sheet.section("All parts at a glance", 2, tables.across(analyses) if several else None)
     for number, (analysis, plan, found_here) in enumerate(zip(analyses, designs, found_effects, strict=True)):
         suffix = f"_{number + 1:02d}" if several else ""
         if several:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from k3lab.report import words
+from k3lab.report import stats, words
 from k3lab.report.analysis import Analysis, Difference
 from k3lab.report.arms import Arm
 from k3lab.report.document import Cell, Code, Part, Strong, Table, plain
@@ -20,6 +20,7 @@ FACTS = (
     ("flops_per_token", "FLOPs a token (forward)"),
 )
 MOST = 60  # rows
+MOST_COLUMNS = 6
 
 
 def _column(known: Metric) -> str:
@@ -63,7 +64,7 @@ def results(analysis: Analysis) -> Table:
 
 def asides(analysis: Analysis) -> list[str]:
     """Return the metrics that are compared besides the main one: what it may have cost, not the same in other units."""
-    wanted = (names.VAL_ACCURACY, names.TRAIN_LOSS, names.BALANCE_MAX_VIO, names.PERF_TOKENS_PER_S)
+    wanted = (names.VAL_LOSS, names.VAL_ACCURACY, names.BALANCE_MAX_VIO, names.PERF_TOKENS_PER_S)
     return [n for n in wanted if n in analysis.metrics[1:]]
 
 
@@ -71,23 +72,28 @@ def comparisons(analysis: Analysis) -> Table:
     """Return each arm's difference from the baseline, with a verdict on the main metric."""
     rest = asides(analysis)
     rows = []
+    told = {(len(d.seeds), d.paired) for d in analysis.differences[analysis.main]}
     for i, difference in enumerate(analysis.differences[analysis.main][:MOST]):
         pairs = str(len(difference.seeds)) if difference.paired else "unpaired"
         verdict = f"{words.MARKS[difference.judgement]} {words.verdict(difference)}"
-        cells = [arm_cell(difference.arm, analysis), Cell([Strong(verdict)], _tone(difference)), Cell(pairs)]
+        cells = [arm_cell(difference.arm, analysis), Cell([Strong(verdict)], _tone(difference))]
+        cells += [Cell(pairs)] if len(told) > 1 else []
         cells += [_difference(analysis.differences[n][i]) for n in rest]
         rows.append(cells)
     known = metric(analysis.main)
     count = len(analysis.differences[analysis.main])
-    caption: list[Part] = ["Arm minus baseline, seed by seed; pairs: seeds that both have. "]
+    caption: list[Part] = ["Arm minus baseline, seed by seed"]
+    caption.append(
+        "; pairs: seeds that both have. " if len(told) > 1 else f" ({words.plural(told.pop()[0], 'pair')}). "
+    )
     if analysis.seeds > 1:
         caption.append("An interval that contains zero is “no difference at this size”: a smaller one may exist. ")
         if count > 4:
-            caption.append(
-                f"Each interval is a 95 % one by itself: among {count} comparisons, one that chance alone calls a "
-                "difference is not surprising."
-            )
-    titles = ["arm", f"{known.title}", "pairs", *(f"Δ {_column(metric(n))}" for n in rest)]
+            chance = round(100 * (1 - stats.LEVEL**count))
+            text = f"Each verdict is a 95 % one by itself: did none of the {count} arms differ, the chance of at least one "
+            caption.append(f"{text}false verdict would still be up to about {chance} %.")
+    pairs_column = ["pairs"] if rows and len(rows[0]) > 2 + len(rest) else []
+    titles = ["arm", known.title, *pairs_column, *(f"Δ {_column(metric(n))}" for n in rest)]
     return Table(titles, rows, caption, prose=(0, 1))
 
 
@@ -98,6 +104,28 @@ def _difference(difference: Difference) -> Cell:
 
 def _tone(difference: Difference) -> str:
     return difference.judgement if difference.judgement in ("better", "worse") else "quiet"
+
+
+def across(analyses: Sequence[Analysis]) -> Table | None:
+    """Return the main metric of arms that occur in several parts, part by part; None if there is nothing to see."""
+    shown = [a for a in analyses if a.arms and a.main == analyses[0].main]
+    arms = list(dict.fromkeys(arm.short for a in shown for arm in a.arms))
+    found = {(a.stratum.title, arm.short): a.estimate(arm, a.main) for a in shown for arm in a.arms}
+    if len(shown) < 2 or len(found) <= len(arms) or min(len(arms), len(shown)) > MOST_COLUMNS:
+        return None
+    titles = [a.stratum.title for a in shown]
+    known = metric(shown[0].main)
+    rows, columns = (arms, titles) if len(titles) <= MOST_COLUMNS else (titles, arms)
+    cells = []
+    for row in rows[:MOST]:
+        keys = [(column, row) if rows is arms else (row, column) for column in columns]
+        values = [found.get(key) for key in keys]
+        told = ["—" if v is None else words.plus_minus(v, known.scale) for v in values]
+        cells.append([Cell(row), *(Cell(text) for text in told)])
+    caption = (
+        f"{known.label[:1].upper()}{known.label[1:]} at the end, mean ± 95 % interval where there are several seeds."
+    )
+    return Table(["arm" if rows is arms else "part", *columns], cells, caption)
 
 
 def effects(factorial: Factorial, found: dict[str, Effects]) -> Table:
@@ -163,5 +191,5 @@ def cost(analyses: Sequence[Analysis]) -> Table | None:
     titles = ["arm", *(_column(metric(n)) for n in measured), *(t for _, t in facts), "wall time a run"]
     caption: list[Part] = ["Speeds are those of the machine below, and of whatever else it was doing."]
     if not facts:
-        caption.append(" These runs did not record their parameters and FLOPs: `k3lab audit` counts them.")
+        caption += [" These runs did not record their parameters and FLOPs: ", Code("k3lab audit"), " counts them."]
     return Table(titles, rows[:MOST], caption)

@@ -17,8 +17,9 @@ def decimals(half: float, digits: int = 1) -> int:
     """Return the decimals that show so many digits of an interval's half-width, one more if it begins with 1 or 2."""
     if not math.isfinite(half) or half <= 0:
         return 3
-    exponent = math.floor(math.log10(half))
-    return max(0, min(8, digits - 1 - exponent + (digits == 1 and half / 10**exponent < 3)))
+    exponent = math.floor(math.log10(half) + 1e-9)
+    first = half / 10**exponent + 1e-9
+    return max(0, min(8, digits - 1 - exponent + (digits == 1 and first < 3)))
 
 
 def number(value: float, digits: int = 4) -> str:
@@ -42,7 +43,7 @@ def plus_minus(estimate: Estimate, scale: float = 1.0, signed: bool = False, dig
         text = number(mean)
     else:
         half = estimate.half * abs(scale)
-        places = decimals(half, digits) if half > 0 else _places_of(mean)
+        places = decimals(half, digits) if half > 1e-7 * abs(mean) else _places_of(mean)
         text = f"{_fixed(mean, places)} ± {_fixed(half, places)}"
     return f"+{text}" if signed and mean > 0 and re.search(r"[1-9]", text.split(" ")[0]) else text
 

@@ -46,7 +46,7 @@ def draw(analysis: Analysis, folder: Path, file: str) -> Picture | None:
         whole_numbers(layers.xaxis)
         stuck.set_xlabel("optimizer step")
         stuck.set_ylabel("share of channels (%)")
-        stuck.set_ylim(bottom=min(0, stuck.get_ylim()[0]))
+        stuck.set_ylim(0, max(1.0, stuck.get_ylim()[1]))
         extra = [
             Line2D([], [], color=GREY, ls="-", label="right: at the bound"),
             Line2D([], [], color=GREY, ls=":", label="right: never forget"),

@@ -129,9 +129,15 @@ def log_scale(axes: Axes) -> None:
 
 
 def plain_log(axis: Axis) -> None:
-    """Write plain numbers at 1, 2 and 5 of a logarithmic axis."""
+    """Write plain numbers at 1, 2 and 5 of a logarithmic axis, at more of them if it is short."""
+
+    def between(x: float, _: object) -> str:
+        low, high = axis.get_view_interval()
+        told = "25" if high > 8 * low > 0 else "2357" if high > 2.5 * low > 0 else "23456789"
+        return f"{x:g}" if f"{x:.0e}"[0] in told else ""
+
     axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-    axis.set_minor_formatter(FuncFormatter(lambda x, _: f"{x:g}" if f"{x:.0e}"[0] in "25" else ""))
+    axis.set_minor_formatter(FuncFormatter(between))
     axis.set_tick_params(which="minor", labelsize=8.8)
 
 

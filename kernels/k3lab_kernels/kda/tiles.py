@@ -162,16 +162,26 @@ def decayed_products_backward(
     return d_q, d_k, d_g
 
 
+def _sum_rows(x: Tensor) -> Tensor:
+    """Sum of [M, n, h, K] over h; for few rows adding is much faster than reducing. May be a view."""
+    h = x.shape[2]
+    if h == 1:
+        return x.select(2, 0)
+    return x.sum(2) if h > 4 else _sum_rows(x[:, :, : h // 2] + x[:, :, h // 2 :])
+
+
 def _descend(
     before: Tensor, after: Tensor, d_g: Tensor, h: int, d_query: Tensor | None, d_key: Tensor | None
 ) -> None:
     """Undo one doubling of `chunk_decays`: pass gradients of the log products from segments of 2h to their halves."""
     M, C, K = d_g.shape
     (b0, b1), (e0, e1) = (_halves(x, h) for x in (before, after))
-    d_middle = b1.sum(2)
-    b0.select(2, -1).add_(d_middle)
-    e1.select(2, 0).add_(e0.sum(2))
+    d_middle = d_g.view(M, C // (2 * h), 2 * h, K).select(2, h)
+    through = _sum_rows(b1)
+    d_middle.add_(through)
+    b0.select(2, -1).add_(through)
+    e1.select(2, 0).add_(_sum_rows(e0))
     if d_query is not None and d_key is not None:
         b1.add_(d_query)
         e0.add_(d_key)
-    d_g.view(M, C // (2 * h), 2 * h, K).select(2, h).add_(d_middle.add_(e0.sum(2)))
+    d_middle.add_(_sum_rows(e0))

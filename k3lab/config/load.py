@@ -69,7 +69,7 @@ def build(raw: DictConfig) -> Config:
     known = (*_CORE, *(g for g in groups() if g != "experiment"))
     for key in plain:
         if key not in known:
-            raise UserError(f"unknown top-level key '{key}'{nearest(str(key), known)}")
+            raise UserError(f"unknown top-level key '{key!s}'{nearest(str(key), known)}")
     for key in known:
         if key not in plain and key not in _CORE:
             raise UserError(f"no option of the group '{key}' is chosen; allowed: {', '.join(options(key))}")
@@ -183,7 +183,7 @@ def assign(raw: DictConfig, overrides: list[Override]) -> None:
             raise UserError(_unknown(override.key, known, raw))
         current = OmegaConf.select(raw, override.key)
         if isinstance(current, DictConfig):
-            raise UserError(f"{override.key}: has keys of its own: {', '.join(map(str, current))}")
+            raise UserError(f"{override.key}: has keys of its own: {', '.join(str(k) for k in current)}")
         OmegaConf.update(raw, override.key, override.value, merge=False)
 
 
@@ -210,10 +210,10 @@ def _unknown(key: str, known: list[str], raw: DictConfig) -> str:
 def _keys(node: DictConfig, prefix: str = "") -> list[str]:
     found = []
     for key in node:
-        found.append(f"{prefix}{key}")
+        found.append(prefix + str(key))
         child = node._get_node(key)
         if isinstance(child, DictConfig) and not child._is_none():
-            found += _keys(child, f"{prefix}{key}.")
+            found += _keys(child, f"{prefix}{key!s}.")
     return found
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from k3lab_kernels.kda import chunk_kda, fused_recurrent_kda, naive_recurrent_kda
+from k3lab_kernels.kda.tiles import chunk_decays, decayed_products_backward
 
 ALL = [naive_recurrent_kda, fused_recurrent_kda, chunk_kda]
 FAST = [fused_recurrent_kda, chunk_kda]
@@ -256,3 +257,14 @@ def test_bf16_initial_state_gets_a_bf16_gradient(kda_inputs, run_kda):
     got = run_kda(chunk_kda, kda_inputs(20, dtype=torch.float32), h0)
     assert got[1].dtype == torch.float32
     assert got[7].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("tile", [1, 8, 16])
+def test_suffix_sums_of_gate_gradients_are_added_never_subtracted(tile):
+    """Rows of 1e8 before rows of 1: the suffix sums over the ones stay exact (a difference of totals gives 0)."""
+    x = torch.zeros(1, 64, 1)
+    rows = torch.tensor([1e8] * 32 + [1.0] * 32).view(1, 64, 1)
+    squares = torch.zeros(1, 64, 64)
+    d_g = decayed_products_backward(squares, squares, x, x, chunk_decays(x, tile), tile, rows, torch.zeros_like(x))[2]
+    assert d_g[0, 32:, 0].tolist() == list(range(32, 0, -1))
+    assert d_g[0, 31, 0].item() == pytest.approx(1e8)

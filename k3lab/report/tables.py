@@ -90,7 +90,7 @@ def comparisons(analysis: Analysis) -> Table:
         caption.append("An interval that contains zero is “no difference at this size”: a smaller one may exist. ")
         if count > 4:
             chance = round(100 * (1 - stats.LEVEL**count))
-            text = f"Each verdict is a 95 % one by itself: did none of the {count} arms differ, the chance of at least one "
+            text = f"Each verdict is a 95 % one by itself: did none of the {count} arms differ, the chance of a "
             caption.append(f"{text}false verdict would still be up to about {chance} %.")
     pairs_column = ["pairs"] if rows and len(rows[0]) > 2 + len(rest) else []
     titles = ["arm", known.title, *pairs_column, *(f"Δ {_column(metric(n))}" for n in rest)]

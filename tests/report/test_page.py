@@ -35,6 +35,8 @@ def inside(on: tuple[bool, ...], seed: int, step: int) -> dict[str, float]:
     for layer in range(2):
         found[names.layer(names.BALANCE_MAX_VIO, layer)] = (0.3 if on[1] else 1.2) + 0.01 * seed + 0.02 * layer
         found[names.layer(names.DECAY_HALF_LIFE_MEDIAN, layer)] = 10.0 + layer
+        found[names.layer(names.DECAY_HALF_LIFE_Q10, layer)] = 5.0
+        found[names.layer(names.DECAY_HALF_LIFE_Q90, layer)] = 80.0
     found[names.BALANCE_MAX_VIO] = found[names.layer(names.BALANCE_MAX_VIO, 1)]
     for i in range(4):
         found[names.depth(names.DEPTH_OUTPUT_RMS, i)] = 0.1 * (i + 1)
@@ -98,6 +100,7 @@ def test_eight_arms_three_seeds(tmp_path: Path, report: Callable[..., Any]) -> N
         "torch 2.13.0",
     ):
         assert words in text
+    assert "from the fastest tenth of the channels to the slowest" in text
     assert "What is missing" not in text
     assert not re.search(r"nan", text, re.IGNORECASE)
     assert lines[0].split(" (")[0] in twin

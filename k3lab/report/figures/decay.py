@@ -15,7 +15,8 @@ from k3lab.report.figures import series
 from k3lab.report.figures.style import GREY, canvas, chosen, colours, dashes, legend, log_scale, whole_numbers
 from k3lab.tracking import names
 
-_LAYER = re.compile(rf"decay/layer_(\d+)/{names.DECAY_HALF_LIFE_MEDIAN.split('/')[1]}")
+_LAYER = re.compile(r"decay/layer_(\d+)/(\w+)")
+SPREAD = 0.5  # of a layer's place on the axis, which the arms share out among them
 
 
 def draw(analysis: Analysis, folder: Path, file: str) -> Picture | None:
@@ -27,20 +28,29 @@ def draw(analysis: Analysis, folder: Path, file: str) -> Picture | None:
     shown, palette, style = chosen(analysis, arms), colours(analysis), dashes(analysis)
     with canvas(3.2 + 0.1 * len(shown), folder / f"{file}.png") as figure:
         over, layers, stuck = figure.subplots(1, 3)
-        for arm in shown:
+        spectrum = False
+        for place, arm in enumerate(shown):
             colour, line = palette[arm.name], style[arm.name]
             band = half[arm.name]
             assert band is not None
             over.fill_between(band.steps, band.low, band.high, color=colour, alpha=0.12, lw=0)
             over.plot(band.steps, band.mean, color=colour, ls=line)
-            index_L, value_L = _by_layer(analysis, arm)
-            layers.plot(index_L, value_L, "o", ls=line, lw=1, ms=4, color=colour)
+            shift = SPREAD * ((place + 0.5) / len(shown) - 0.5)
+            index_L, value_L = _by_layer(analysis, arm, names.DECAY_HALF_LIFE_MEDIAN)
+            layers.plot(index_L + shift, value_L, "o", ms=4, color=colour)
+            low_L, high_L = (
+                _by_layer(analysis, arm, n)[1] for n in (names.DECAY_HALF_LIFE_Q10, names.DECAY_HALF_LIFE_Q90)
+            )
+            if len(low_L) == len(high_L) == len(index_L):
+                spectrum = True
+                layers.vlines(index_L + shift, low_L, high_L, color=colour, lw=1.6, alpha=0.7)
             for name, dash in ((names.DECAY_AT_BOUND_FRACTION, "-"), (names.DECAY_DEAD_FRACTION, ":")):
                 if (share := series.spread(analysis, arm, name)) is not None:
                     stuck.plot(share.steps, share.mean, color=colour, ls=dash)
         for axis in (over, layers):
             log_scale(axis)
-            axis.set_ylabel("median half-life (tokens, log)")
+        over.set_ylabel("median half-life (tokens, log)")
+        layers.set_ylabel("half-life of channels (tokens, log)" if spectrum else "median half-life (tokens, log)")
         over.set_xlabel("optimizer step")
         layers.set_xlabel("decoder layer (0 = first)")
         whole_numbers(layers.xaxis)
@@ -55,16 +65,18 @@ def draw(analysis: Analysis, folder: Path, file: str) -> Picture | None:
     caption: list[Part] = [
         Strong("How fast memory fades. "),
         "Left: tokens until half of a channel's content is gone, median over channels. Middle: the same by layer at "
-        "the end. Right: channels that are stuck, either at the fastest decay allowed (solid) or without any (dotted).",
+        "the end",
+        ", with a bar from the fastest tenth of the channels to the slowest. " if spectrum else ". ",
+        "Right: channels that are stuck, either at the fastest decay allowed (solid) or without any (dotted).",
     ]
     return Picture(file, "Median half-life over steps and by layer, and shares of stuck channels", caption)
 
 
-def _by_layer(analysis: Analysis, arm: Arm) -> tuple[np.ndarray, np.ndarray]:
+def _by_layer(analysis: Analysis, arm: Arm, metric: str) -> tuple[np.ndarray, np.ndarray]:
     values: dict[int, list[float]] = {}
     for run in analysis.usable[arm.name]:
         for name, found in run.series.items():
-            if m := _LAYER.fullmatch(name):
+            if (m := _LAYER.fullmatch(name)) and names.layer(metric, int(m.group(1))) == name:
                 keep = found.values[found.steps <= analysis.step]
                 values.setdefault(int(m.group(1)), []).extend(keep[-1:].tolist())
     index = sorted(i for i, v in values.items() if v)

@@ -41,16 +41,16 @@ def _shape_rows(
     fused: dict[str, Any] = {"use_qk_l2norm_in_kernel": True, "use_beta_sigmoid_in_kernel": True}
     gated: dict[str, Any] = {**fused, "use_gate_in_kernel": True, "A_log": A_log, "dt_bias": dt_bias}
     arms: dict[str, tuple[Callable[[], Tensor], list[Tensor]]] = {
-        "kda, bounded gate in kernel": (
+        "bounded gate": (
             lambda: chunk_kda(q, k, v, z, b, safe_gate=True, lower_bound=-5.0, **gated)[0],
             [q, k, v, z, b, A_log, dt_bias],
         ),
-        "kda, softplus gate in kernel": (
+        "softplus gate": (
             lambda: chunk_kda(q, k, v, z, b, **gated)[0],
             [q, k, v, z, b, A_log, dt_bias],
         ),
-        "kda, ready gate": (lambda: chunk_kda(q, k, v, ready, b, **fused)[0], [q, k, v, ready, b]),
-        "softmax attention (SDPA)": (
+        "ready gate": (lambda: chunk_kda(q, k, v, ready, b, **fused)[0], [q, k, v, ready, b]),
+        "SDPA": (
             lambda: F.scaled_dot_product_attention(
                 q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True
             ),

@@ -15,6 +15,15 @@ from k3lab.bench.kda import bench_kda
 from k3lab.config.errors import UserError
 
 _BENCHES = {"kda": bench_kda}
+_COLUMNS = {
+    "fwd_ms": "fwd ms",
+    "times_sdpa_fwd": "÷ SDPA",
+    "fwd_floor_ms": "floor",
+    "fwdbwd_ms": "fwd+bwd ms",
+    "times_sdpa_fwdbwd": "÷ SDPA",
+    "fwdbwd_floor_ms": "floor",
+    "fwdbwd_peak_mib": "peak MiB",
+}
 
 
 def run_bench(what: str, json_file: Path | None, device_name: str = "auto") -> int:
@@ -49,10 +58,13 @@ def _print(result: dict[str, Any]) -> None:
         f"{result['benchmark']} on {result['device']}, {result['dtype']}, torch {result['torch']}: "
         f"copy {limits['copy_bytes_per_s'] / 1e9:.1f} GB/s, matmul {limits['matmul_flops_per_s'] / 1e12:.3f} TFLOP/s"
     )
-    rows = result["rows"]
     table = Table(title=title, title_justify="left")
-    for column in rows[0]:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(f"{v:.3g}" if isinstance(v, float) else "–" if v is None else str(v) for v in row.values()))
+    table.add_column("arm")
+    table.add_column("shape")
+    for heading in _COLUMNS.values():
+        table.add_column(heading, justify="right")
+    for row in result["rows"]:
+        cells = (row[key] for key in _COLUMNS)
+        shape = "×".join(map(str, row["shape"]))
+        table.add_row(row["arm"], shape, *("–" if c is None else f"{c:.3g}" for c in cells))
     Console().print(table)

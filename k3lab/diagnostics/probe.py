@@ -102,16 +102,17 @@ def probe(
 ) -> Record:
     """Look at the language model ``model`` on the first ``sequences`` of ``batch``.
 
-    ``batch`` has tokens and targets [B,T] int64 (−100: no loss) and maybe a mask [B,T] bool of real tokens.
+    ``batch`` has tokens and targets [B,T] int64 (−100: no loss) and maybe a mask [B,T] bool of real tokens and
+    the ``documents`` [B,T] of packed sequences.
     ``precision`` opens the autocast region that training uses.
     """
     tokens_BT, targets_BT = batch["tokens"][:sequences], batch["targets"][:sequences]
-    mask_BT = batch["mask"][:sequences] if batch.get("mask") is not None else None
+    mask_BT, documents_BT = (batch[k][:sequences] if batch.get(k) is not None else None for k in ("mask", "documents"))
     with untouched(model), torch.compiler.set_stance("force_eager"):
         taps = _Taps(model)
         try:
             with torch.enable_grad(), precision():
-                logits_BTV = model.forward(tokens_BT, mask_BT).logits_BTV
+                logits_BTV = model.forward(tokens_BT, mask_BT, documents_BT=documents_BT).logits_BTV
                 loss = F.cross_entropy(
                     logits_BTV.float().flatten(0, 1), targets_BT.flatten(), ignore_index=-100, reduction="sum"
                 )

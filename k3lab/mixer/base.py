@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from k3lab.decay.base import Decay
+from k3lab.mixer.documents import Documents
 from k3lab.model_dims import ModelDims
 
 CACHE_ELEMENT_BYTES = 2  # costs are quoted for bf16 key/value caches; recurrent states are always fp32
@@ -22,7 +23,8 @@ class Mixer(nn.Module, ABC):
     """Base of all mixers; ctor ``(settings, model, decay)``, where ``decay(heads, head_dim)`` makes one.
 
     Output at token t depends on tokens ≤ t alone. With a cache, ``forward`` treats its T ≥ 1 tokens as the
-    continuation of those the cache has seen, and updates it in place.
+    continuation of those the cache has seen, and updates it in place. With documents, which exclude a cache, each
+    gives what it would give alone.
     """
 
     def __init__(self, settings: Any, model: ModelDims, decay: Callable[[int, int], Decay]) -> None:
@@ -31,7 +33,7 @@ class Mixer(nn.Module, ABC):
         self.dims = model
 
     @abstractmethod
-    def forward(self, x_BTD: Tensor, cache: Any = None) -> Tensor:
+    def forward(self, x_BTD: Tensor, cache: Any = None, documents: Documents | None = None) -> Tensor:
         """x [B,T,D] → out [B,T,D], dtype of x (the autocast dtype under autocast)."""
 
     @abstractmethod

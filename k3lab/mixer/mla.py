@@ -19,6 +19,7 @@ from k3lab.decay.base import Decay
 from k3lab.mixer.attention import attention_flops, causal_attention
 from k3lab.mixer.base import CACHE_ELEMENT_BYTES, Mixer, linear
 from k3lab.mixer.cache import TokenCache
+from k3lab.mixer.documents import Documents
 from k3lab.mixer.norm import RMSNorm
 from k3lab.model_dims import ModelDims
 
@@ -70,7 +71,7 @@ class MLA(Mixer):
         self.gate = linear(hidden, self.heads * self.value_dim, std) if settings.output_gate else None
         self.out = linear(self.heads * self.value_dim, hidden, std)
 
-    def forward(self, x_BTD: Tensor, cache: TokenCache | None = None) -> Tensor:
+    def forward(self, x_BTD: Tensor, cache: TokenCache | None = None, documents: Documents | None = None) -> Tensor:
         """See `Mixer.forward`."""
         q_BTHx = self.q(x_BTD).unflatten(-1, (self.heads, self.nope_dim + self.shared_dim))
         c_BTR, p_BTP = self.kv_down(x_BTD).split([self.latent_dim, self.shared_dim], dim=-1)
@@ -78,19 +79,23 @@ class MLA(Mixer):
         if cache is not None:
             seen = cache.append(torch.cat([c_BTR, p_BTP], dim=-1))
             c_BTR, p_BTP = seen.split([self.latent_dim, self.shared_dim], dim=-1)
-        single = cache is not None and x_BTD.shape[1] == 1
-        attend = self._attend_latent if single else self._attend_expanded
-        o_BTx = attend(q_BTHx, c_BTR, p_BTP).flatten(2)
+        if cache is not None and x_BTD.shape[1] == 1:
+            o_BTHV = self._attend_latent(q_BTHx, c_BTR, p_BTP)
+        else:
+            o_BTHV = self._attend_expanded(q_BTHx, c_BTR, p_BTP, documents)
+        o_BTx = o_BTHV.flatten(2)
         if self.gate is not None:
             o_BTx = o_BTx * torch.sigmoid(self.gate(x_BTD))
         return self.out(o_BTx)
 
-    def _attend_expanded(self, q_BTHx: Tensor, c_BLR: Tensor, p_BLP: Tensor) -> Tensor:
+    def _attend_expanded(
+        self, q_BTHx: Tensor, c_BLR: Tensor, p_BLP: Tensor, documents: Documents | None = None
+    ) -> Tensor:
         """Expand the latent to keys and values of every head → o [B,T,H,V]."""
         kv_BLHx = self.kv_up(c_BLR).unflatten(-1, (self.heads, self.nope_dim + self.value_dim))
         n_BLHN, v_BLHV = kv_BLHx.split([self.nope_dim, self.value_dim], dim=-1)
         p_BLHP = p_BLP.unsqueeze(2).expand(-1, -1, self.heads, -1)
-        return causal_attention(q_BTHx, torch.cat([n_BLHN, p_BLHP], dim=-1), v_BLHV, self.scale)
+        return causal_attention(q_BTHx, torch.cat([n_BLHN, p_BLHP], dim=-1), v_BLHV, self.scale, documents)
 
     def _attend_latent(self, q_BTHx: Tensor, c_BLR: Tensor, p_BLP: Tensor) -> Tensor:
         """The same for one new token, with kv_up moved to the query and output sides, so that the latent itself

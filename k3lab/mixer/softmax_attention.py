@@ -17,6 +17,7 @@ from k3lab.decay.base import Decay
 from k3lab.mixer.attention import attention_flops, causal_attention
 from k3lab.mixer.base import CACHE_ELEMENT_BYTES, Mixer, linear
 from k3lab.mixer.cache import TokenCache
+from k3lab.mixer.documents import Documents
 from k3lab.model_dims import ModelDims
 
 
@@ -59,8 +60,13 @@ class SoftmaxAttention(Mixer):
         self.v = linear(hidden, inner, std)
         self.out = linear(inner, hidden, std)
 
-    def forward(self, x_BTD: Tensor, cache: tuple[TokenCache, TokenCache] | None = None) -> Tensor:
-        """See `Mixer.forward`."""
+    def forward(
+        self,
+        x_BTD: Tensor,
+        cache: tuple[TokenCache, TokenCache] | None = None,
+        documents: Documents | None = None,
+    ) -> Tensor:
+        """See `Mixer.forward`; positions count on over documents, since scores see only their differences."""
         q_BTHK, k_BTHK, v_BTHK = (
             project(x_BTD).unflatten(-1, (self.heads, self.head_dim)) for project in (self.q, self.k, self.v)
         )
@@ -70,7 +76,7 @@ class SoftmaxAttention(Mixer):
             q_BTHK, k_BTHK = rotate(q_BTHK, cos_TK, sin_TK), rotate(k_BTHK, cos_TK, sin_TK)
         if cache is not None:
             k_BTHK, v_BTHK = cache[0].append(k_BTHK), cache[1].append(v_BTHK)
-        o_BTHK = causal_attention(q_BTHK, k_BTHK, v_BTHK, self.head_dim**-0.5)
+        o_BTHK = causal_attention(q_BTHK, k_BTHK, v_BTHK, self.head_dim**-0.5, documents)
         return self.out(o_BTHK.flatten(2))
 
     def new_cache(self, batch: int, device: torch.device | str, dtype: torch.dtype) -> tuple[TokenCache, TokenCache]:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from k3lab.mixer.base import linear
+from k3lab.mixer.documents import find_documents
 from k3lab.model.layer import DecoderLayer
 from k3lab.residual.base import Residual
 from k3lab.router.base import Router, Routing
@@ -68,18 +69,26 @@ class LanguageModel(nn.Module):
         return [cast(DecoderLayer, layer) for layer in self.layers]
 
     def forward(
-        self, tokens_BT: Tensor, mask_BT: Tensor | None = None, caches: Sequence[Any] | None = None
+        self,
+        tokens_BT: Tensor,
+        mask_BT: Tensor | None = None,
+        caches: Sequence[Any] | None = None,
+        documents_BT: Tensor | None = None,
     ) -> ModelOutput:
         """Token ids [B,T] int64 → logits of the next tokens.
 
         ``mask_BT`` (bool) is False at padding, which must follow the real tokens of its sequence. With
-        ``caches`` from `new_caches` the tokens continue those of earlier calls.
+        ``caches`` from `new_caches` the tokens continue those of earlier calls. Runs of equal integers in
+        ``documents_BT`` are documents, each of which gives the logits that it would give alone.
         """
+        if caches is not None and documents_BT is not None:
+            raise ValueError("documents: decode one document a sequence; caches hold one memory for each")
+        documents = None if documents_BT is None else find_documents(documents_BT)
         stream = self.residual.start(self.embedding(tokens_BT))
         routings = []
         for index, layer in enumerate(self.layers):
             cache = None if caches is None else caches[index]
-            stream, routing = layer(self.residual, stream, mask_BT, cache)
+            stream, routing = layer(self.residual, stream, mask_BT, cache, documents)
             if routing is not None:
                 routings.append(routing)
         return ModelOutput(self.head(self.residual.finish(stream)), tuple(routings))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from k3lab.ffn.base import FFN
 from k3lab.mixer.base import Mixer
+from k3lab.mixer.documents import Documents
 from k3lab.residual.base import Residual, Stream
 from k3lab.router.base import Routing
 
@@ -26,11 +27,16 @@ class DecoderLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(
-        self, residual: Residual, stream: Stream, mask_BT: Tensor | None = None, cache: Any = None
+        self,
+        residual: Residual,
+        stream: Stream,
+        mask_BT: Tensor | None = None,
+        cache: Any = None,
+        documents: Documents | None = None,
     ) -> tuple[Stream, Routing | None]:
         """Read, map and write twice; whatever topology owns the stream."""
         sublayer = 2 * self.index
-        mixed_BTD = self.mixer(residual.read(stream, sublayer), cache)
+        mixed_BTD = self.mixer(residual.read(stream, sublayer), cache, documents)
         stream = residual.write(stream, sublayer, self.dropout(mixed_BTD))
         mapped_BTD, routing = self.ffn(residual.read(stream, sublayer + 1), mask_BT)
         return residual.write(stream, sublayer + 1, self.dropout(mapped_BTD)), routing

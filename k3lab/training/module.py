@@ -86,15 +86,15 @@ class TrainingModule(LightningModule):
         """Return the tokens seen: steps × sequences × their length."""
         return self.step * self.config.data.batch_size * self.config.data.seq_len
 
-    def forward(self, tokens_BT: Tensor, mask_BT: Tensor | None = None) -> Any:
+    def forward(self, tokens_BT: Tensor, mask_BT: Tensor | None = None, documents_BT: Tensor | None = None) -> Any:
         """Return the model's output for a micro-batch: logits [B,T,V] and routings."""
-        return self._compiled[0](tokens_BT, mask_BT)
+        return self._compiled[0](tokens_BT, mask_BT, documents_BT=documents_BT)
 
     # ---- one micro-batch --------------------------------------------------------------------------------
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the micro-batch's part of the global batch's loss, times ``accumulate``."""
-        output = self(batch["tokens"], batch.get("mask"))
+        output = self(batch["tokens"], batch.get("mask"), batch.get("documents"))
         targets = max(1, self.source.targets_in_step(self.step))
         loss = cross_entropy_sum(output.logits_BTV, batch["targets"]) / targets
         # Each auxiliary loss is a mean over its micro-batch's real tokens: weighted by those it makes the global mean.

@@ -41,8 +41,8 @@ def validate(
             for batch in val_loader(source, config.data, batches, config.trainer.accumulate):
                 moved = {k: v.to(device, non_blocking=True) for k, v in batch.items()}
                 with context():
-                    logits = model(moved["tokens"], moved.get("mask")).logits_BTV
-                    sums += _sums(logits, moved["targets"])
+                    output = model(moved["tokens"], moved.get("mask"), documents_BT=moved.get("documents"))
+                    sums += _sums(output.logits_BTV, moved["targets"])
     finally:
         model.train(was_training)
     loss, right, targets = sums.tolist()

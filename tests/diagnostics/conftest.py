@@ -85,7 +85,7 @@ class ToyModel(nn.Module):
         self.routers = [SimpleNamespace(experts=EXPERTS, top_k=TOP_K)] * 2
         self.register_buffer("pending", torch.zeros(2, EXPERTS, dtype=torch.int64))
 
-    def forward(self, tokens_BT: Tensor, mask_BT: Tensor | None = None) -> ToyOutput:
+    def forward(self, tokens_BT: Tensor, mask_BT: Tensor | None = None, documents_BT: None = None) -> ToyOutput:
         stream = self.residual.start(self.embedding(tokens_BT))
         routings = []
         for index, layer in enumerate(self.layers):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from k3lab.mixer.attention import attention_flops, causal_attention
+from k3lab.mixer.documents import find_documents
 
 
 @pytest.mark.parametrize("new", [1, 2, 5, 9])
@@ -26,3 +27,15 @@ def test_flops_are_the_mean_over_the_causal_triangle() -> None:
     seq_len, heads, key_dim, value_dim = 7, 3, 5, 2
     total = sum(2 * (t + 1) * heads * (key_dim + value_dim) for t in range(seq_len))
     assert attention_flops(seq_len, heads, key_dim, value_dim) == total // seq_len
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_query_sees_its_own_document_alone(shared: bool) -> None:
+    torch.manual_seed(0)
+    q = torch.randn(2, 6, 3, 4, dtype=torch.float64)
+    k, v = (torch.randn(2, 6, 1 if shared else 3, width, dtype=torch.float64) for width in (4, 2))
+    found = causal_attention(q, k, v, 0.3, find_documents(torch.tensor([[0, 0, 0, 1, 1, 2], [4, 4, 4, 4, 4, 4]])))
+    for b, (start, stop) in ((0, (0, 3)), (0, (3, 5)), (0, (5, 6)), (1, (0, 6))):
+        part = slice(start, stop)
+        alone = causal_attention(q[b : b + 1, part], k[b : b + 1, part], v[b : b + 1, part], 0.3)
+        torch.testing.assert_close(found[b : b + 1, part], alone)

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from k3lab.config.registry import component, options, settings_class
 from k3lab.mixer.base import Mixer
+from k3lab.mixer.documents import find_documents
 from k3lab.model_dims import ModelDims
 
 DIMS = ModelDims(hidden_size=24, heads=2, head_dim=8, init_std=0.3)
+RECURRENT = ("kda", "gated_deltanet", "mamba2")  # memory of a fixed size, instead of all tokens
 VARIANTS = [
     *[(name, {}) for name in options("mixer")],
     (
@@ -20,6 +22,8 @@ VARIANTS = [
         {"output_gate": "low_rank", "value_heads": 4, "value_head_dim": 12, "negative_eigenvalues": True},
     ),
     ("kda", {"output_gate": "none", "conv": 1, "heads": 3, "head_dim": 10}),
+    ("gated_deltanet", {"output_gate": "low_rank", "value_heads": 4, "negative_eigenvalues": True}),
+    ("mamba2", {"value_heads": 4, "value_head_dim": 12, "chunk": 7, "conv": 2, "output_gate": "none"}),
     (
         "mla",
         {"q_rank": 6, "kv_rank": 10, "nope_dim": 5, "shared_dim": 3, "value_dim": 7, "output_gate": False},
@@ -77,6 +81,28 @@ def test_no_output_or_gradient_depends_on_the_future(name: str, settings: dict) 
         assert not torch.equal(before[:, -1], after[:, -1])
         (gradient,) = torch.autograd.grad(before[:, : time - 5].square().sum(), x)
         assert torch.equal(gradient[:, time - 5 :], torch.zeros_like(gradient[:, time - 5 :]))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "decay"),
+    [(n, s, d) for n, s in VARIANTS for d in options("decay") if n == "kda" or d == "none"],
+    ids=label,
+)
+def test_a_packed_document_gives_what_it_gives_alone(name: str, settings: dict, decay: str) -> None:
+    """Outputs and gradients; documents of one token, of more than a chunk, and over the whole row."""
+    mixer = make(name, settings, decay).double()
+    lengths = [[1, 2, 70, 3, 4], [80], [33, 1, 1, 45]]
+    ids = torch.stack([torch.repeat_interleave(torch.arange(len(row)), torch.tensor(row)) for row in lengths])
+    x = torch.randn(3, 80, 24, dtype=torch.float64, requires_grad=True)
+    packed = mixer(x, None, find_documents(ids))
+    (gradient,) = torch.autograd.grad(packed.square().sum(), x)
+    for b, row in enumerate(lengths):
+        for part in (slice(sum(row[:i]), sum(row[: i + 1])) for i in range(len(row))):
+            own = x[b : b + 1, part].detach().requires_grad_(True)
+            alone = mixer(own)
+            torch.testing.assert_close(packed[b : b + 1, part], alone, rtol=1e-10, atol=1e-10)
+            (expected,) = torch.autograd.grad(alone.square().sum(), own)
+            torch.testing.assert_close(gradient[b : b + 1, part], expected, rtol=1e-8, atol=1e-10)
 
 
 @each_variant
@@ -145,5 +171,5 @@ def test_flops_grow_with_the_sequence_only_for_attention(name: str) -> None:
     mixer = make(name, {})
     short, double, long = (mixer.flops_per_token(n) for n in (1000, 2000, 3000))
     assert long - double == double - short
-    assert (double == short) == (name == "kda")
+    assert (double == short) == (name in RECURRENT)
     assert short > 2 * sum(m.weight.numel() for m in mixer.modules() if isinstance(m, torch.nn.Linear))

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from k3lab.mixer.documents import find_documents
 from k3lab.mixer.short_conv import ShortConv, shifted_products
 
 
@@ -35,3 +36,13 @@ def test_the_tail_carries_on(parts: list[int]) -> None:
     assert tail is not None
     assert torch.equal(tail, x[:, 4:])
     torch.testing.assert_close(torch.cat(outputs, dim=1), conv(x))
+
+
+@pytest.mark.parametrize("taps", [1, 2, 4, 16])
+def test_no_tap_reaches_into_another_document(taps: int) -> None:
+    torch.manual_seed(0)
+    conv = ShortConv(3, taps).double()
+    x = torch.randn(1, 9, 3, dtype=torch.float64)
+    ids = torch.tensor([[0, 0, 1, 2, 2, 2, 2, 2, 3]])
+    expected = torch.cat([conv(x[:, a:b]) for a, b in ((0, 2), (2, 3), (3, 8), (8, 9))], dim=1)
+    torch.testing.assert_close(conv(x, documents=find_documents(ids)), expected)

@@ -91,6 +91,42 @@ def test_padding_at_the_end_changes_no_real_token_and_no_count(compose: Callable
         assert torch.equal(a.counts_E, b.counts_E)
 
 
+@pytest.mark.parametrize("mixers", [("kda", "mla"), ("mamba2", "softmax_attention"), ("gated_deltanet",)])
+def test_a_packed_document_gives_what_it_gives_alone(compose: Callable[..., Any], mixers: tuple) -> None:
+    """In fp64, with experts and a residual topology between; the row's end is padding."""
+    model = make(compose, mixers=mixers).double()
+    x = tokens(2, 40)
+    lengths = [[1, 17, 20, 2], [30, 10]]
+    ids = torch.stack([torch.repeat_interleave(torch.arange(len(row)), torch.tensor(row)) for row in lengths])
+    mask = torch.arange(40)[None] < torch.tensor([[38], [40]])
+    packed = model(x, mask, documents_BT=ids.int())
+    for b, row in enumerate(lengths):
+        for start, length in ((sum(row[:i]), row[i]) for i in range(len(row))):
+            alone = model(x[b : b + 1, start : start + length]).logits_BTV
+            torch.testing.assert_close(packed.logits_BTV[b : b + 1, start : start + length], alone, rtol=0, atol=1e-10)
+    assert all(r.counts_E.sum() == 78 * router.top_k for r, router in zip(packed.routings, model.routers, strict=True))
+
+
+def test_a_compiled_model_meets_few_shapes_of_documents(compose: Callable[..., Any]) -> None:
+    model = make(compose, mixers=("kda",), ffn="swiglu", residual="prenorm", layers=1)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(model, backend="aot_eager", dynamic=False)
+    x, graphs = tokens(2, 12), []
+    for documents in (5, 7):
+        ids = torch.arange(24).clamp(max=documents - 1).view(2, 12)
+        expected = model(x, documents_BT=ids).logits_BTV
+        torch.testing.assert_close(compiled(x, documents_BT=ids).logits_BTV, expected)
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert graphs[0] == graphs[1] > 0
+
+
+def test_decoding_refuses_packed_sequences(compose: Callable[..., Any]) -> None:
+    model = make(compose, layers=2)
+    with pytest.raises(ValueError, match="documents: decode one document a sequence"):
+        model(tokens(1, 4), caches=model.new_caches(1), documents_BT=torch.zeros(1, 4).int())
+
+
 def test_a_tied_head_owns_nothing_and_follows_copies(compose: Callable[..., Any]) -> None:
     model = make(compose, tie_embeddings=True)
     assert not any(key.startswith("head") for key in model.state_dict())

@@ -15,13 +15,14 @@ class Scale(nn.Module):
         super().__init__()
         self.factor = factor
 
-    def forward(self, x: Tensor, extra: Any) -> Tensor:
+    def forward(self, x: Tensor, cache: Any, documents: Any) -> Tensor:
+        self.seen = cache, documents
         return x * self.factor
 
 
 class ScaleFFN(Scale):
-    def forward(self, x: Tensor, extra: Any) -> Any:
-        self.mask = extra
+    def forward(self, x: Tensor, mask: Any) -> Any:  # type: ignore[override]
+        self.mask = mask
         return x * self.factor, "routing"
 
 
@@ -38,9 +39,10 @@ class Tape(nn.Module):
 def test_reads_and_writes_its_two_sublayers_in_order() -> None:
     layer = DecoderLayer(2, Scale(10.0), ScaleFFN(100.0), dropout=0.0)  # type: ignore[arg-type]
     mask = torch.ones(1, 2, dtype=torch.bool)
-    stream, routing = layer(Tape(), (), mask)
+    stream, routing = layer(Tape(), (), mask, "cache", "documents")
     assert routing == "routing"
     assert layer.ffn.mask is mask
+    assert layer.mixer.seen == ("cache", "documents")
     assert [i for i, _ in stream] == [4, 5]
     assert torch.equal(stream[0][1], torch.full((1, 2, 3), 50.0))
     assert torch.equal(stream[1][1], torch.full((1, 2, 3), 600.0))

@@ -59,7 +59,7 @@ class Model(nn.Module):
         self.head = nn.Linear(WIDTH, VOCAB)
         self.routers = [self.router]
 
-    def forward(self, tokens_BT: Tensor, mask_BT: Tensor | None = None) -> Output:
+    def forward(self, tokens_BT: Tensor, mask_BT: Tensor | None = None, documents_BT: None = None) -> Output:
         x = self.dropout(self.embedding(tokens_BT))
         routing = self.router.route(x.flatten(0, 1))
         weights = routing.weights_Tk[:, :1].view(*tokens_BT.shape, 1).to(x.dtype)

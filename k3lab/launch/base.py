@@ -32,9 +32,9 @@ class Launcher(ABC):
         """Wait at most so long for jobs to end; returns them with their exit codes (−N: killed by signal N)."""
 
     @abstractmethod
-    def signal(self, number: int) -> None:
-        """Pass a signal on to every running job, which saves a checkpoint and ends."""
+    def signal(self, number: int, job: Job | None = None) -> None:
+        """Pass a signal on to a running job, or to all of them, which save a checkpoint and end."""
 
     @abstractmethod
-    def kill(self) -> None:
-        """End every running job at once, with all of its processes."""
+    def kill(self, job: Job | None = None) -> None:
+        """End a running job, or all of them, at once, with all of its processes."""

@@ -75,14 +75,17 @@ class Local(Launcher):
         self._running = [r for r in self._running if r not in done]
         return [(r.job, int(r.process.returncode)) for r in done]
 
-    def signal(self, number: int) -> None:
-        for r in self._running:
+    def signal(self, number: int, job: Job | None = None) -> None:
+        for r in self._of(job):
             r.process.send_signal(number)
 
-    def kill(self) -> None:
-        for r in self._running:
+    def kill(self, job: Job | None = None) -> None:
+        for r in self._of(job):
             with suppress(ProcessLookupError):
                 os.killpg(r.process.pid, signal.SIGKILL)
+
+    def _of(self, job: Job | None) -> list[_Running]:
+        return [r for r in self._running if job is None or r.job.folder == job.folder]
 
     def _share(self, slot: int, devices: int) -> dict[str, str]:
         """Return the variables that give a slot its cores and its GPUs; with one slot a job has everything."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from k3lab.config import checks
 from k3lab.config.errors import UserError
-from k3lab.sweep.base import Sweeper, Trial
+from k3lab.sweep.base import Metrics, Sweeper, Trial
 from k3lab.sweep.space import Dimension, Space
 
 MAX_JOBS = 10_000  # more is a slip of the keyboard
@@ -33,23 +33,28 @@ class Grid(Sweeper):
         super().__init__(settings, config, space)
         dimensions = list(space.dimensions)
         for d in dimensions:
-            if d.interval is not None:
-                raise UserError(f"{d.key}=interval(…): a grid needs single values, such as {d.key}={_examples(d)}")
-        fixed = space.fixed
-        if settings.seeds is not None:
-            if any(d.key == "seed" for d in dimensions):
-                raise UserError(f"sweep.seeds={settings.seeds}: seed is swept already; give one of the two")
-            fixed = tuple(text for text in fixed if not text.startswith("seed="))
-            seeds = range(config.seed, config.seed + settings.seeds)
-            dimensions.append(Dimension("seed", tuple(f"seed={s}" for s in seeds)))
+            if d.continuous:
+                raise UserError(
+                    f"{d.key}=interval(…): a grid needs single values, such as {d.key}={_examples(d)}; "
+                    "sweep=optuna searches intervals"
+                )
+        fixed, seeds = space.repeated(settings.seeds, config.seed)
+        if seeds:
+            dimensions.append(Dimension("seed", seeds))
         jobs = math.prod(len(d.values) for d in dimensions)
         if jobs > MAX_JOBS:
             raise UserError(f"the sweep has {jobs} jobs: at most {MAX_JOBS} are started at a time")
         self._trials = [
-            Trial(index, (*fixed, *point), " ".join(point) or "one job")
+            Trial(index, (*fixed, *point), " ".join(point) or "one job", _arm(point))
             for index, point in enumerate(itertools.product(*(d.values for d in dimensions)))
         ]
         self._next = 0
+
+    def describe(self) -> str:
+        return f"{len(self._trials)} jobs" if len(self._trials) > 1 else "1 job"
+
+    def total(self) -> int:
+        return len(self._trials)
 
     def known(self) -> list[Trial]:
         return list(self._trials)
@@ -60,11 +65,14 @@ class Grid(Sweeper):
         self._next += 1
         return self._trials[self._next - 1]
 
-    def tell(self, trial: Trial, status: str, metrics: dict[str, float | None]) -> None:
+    def tell(self, trial: Trial, status: str, metrics: Metrics) -> None:
         """A grid learns nothing from its jobs."""
 
 
+def _arm(point: tuple[str, ...]) -> str:
+    return " ".join(text for text in point if text.split("=")[0].lstrip("+") != "seed")
+
+
 def _examples(dimension: Dimension) -> str:
-    assert dimension.interval is not None
-    low, high = dimension.interval
-    return f"{low:g},{high:g}"
+    assert dimension.scale is not None
+    return f"{dimension.scale.low:g},{dimension.scale.high:g}"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
-from hydra.core.override_parser.types import Glob, IntervalSweep
+from hydra.core.override_parser.types import Glob, IntervalSweep, RangeSweep, Sweep
 from hydra.core.override_parser.types import Override as HydraOverride
 from hydra.errors import HydraException
 
@@ -15,15 +16,31 @@ from k3lab.config.registry import groups, options
 
 # What is one for a whole sweep: where it writes, who tracks it and who launches it.
 FIXED = ("launch", "sweep", "tracking", "paths", "resume", "name")
+LOG = "log"  # tag(log, interval(…)): equal ratios are equally far apart
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Numbers in order: all from ``low`` to ``high``, or every ``step``."""
+
+    low: float
+    high: float
+    step: float | None = None
+    log: bool = False
 
 
 @dataclass(frozen=True)
 class Dimension:
-    """A key and the values it takes, each written as an override; ``interval`` instead of values for a(low, high)."""
+    """A key and the values it takes, each written as an override; with a continuous scale, the lowest one alone."""
 
     key: str
     values: tuple[str, ...]
-    interval: tuple[float, float] | None = None
+    scale: Scale | None = None
+
+    @property
+    def continuous(self) -> bool:
+        """Whether there are values between those listed."""
+        return self.scale is not None and self.scale.step is None
 
 
 @dataclass(frozen=True)
@@ -36,6 +53,18 @@ class Space:
     def first(self) -> list[str]:
         """Return the overrides of one point, the first value of every dimension."""
         return [*self.fixed, *(d.values[0] for d in self.dimensions)]
+
+    def repeated(self, seeds: int | None, first: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the fixed overrides without a seed and ``seeds`` overrides of the seed, counted up from ``first``.
+
+        Without ``seeds`` the fixed overrides stay as they are. Raises UserError if the seed is swept as well.
+        """
+        if seeds is None:
+            return self.fixed, ()
+        if any(d.key == "seed" for d in self.dimensions):
+            raise UserError(f"sweep.seeds={seeds}: seed is swept already; give one of the two")
+        fixed = tuple(text for text in self.fixed if not text.startswith("seed="))
+        return fixed, tuple(f"seed={seed}" for seed in range(first, first + seeds))
 
 
 def parse_space(overrides: Iterable[str]) -> Space:
@@ -58,13 +87,20 @@ def parse_space(overrides: Iterable[str]) -> Space:
     return Space(tuple(fixed), tuple(dimensions))
 
 
+def number(value: float) -> str:
+    """Return a number as an override has it, whole ones without a point."""
+    return str(int(value)) if float(value).is_integer() else repr(float(value))
+
+
 def _dimension(parsed: HydraOverride, text: str) -> Dimension:
-    key = parsed.get_key_element()
-    value = parsed.value()
+    key, value = parsed.get_key_element(), parsed.value()
+    log = _is_log(value, text)
     if isinstance(value, IntervalSweep):
         assert value.start is not None
         assert value.end is not None
-        return Dimension(parsed.key_or_group, (f"{key}={value.start}",), (float(value.start), float(value.end)))
+        bounds = Scale(float(value.start), float(value.end), log=log)
+        _check_scale(bounds, text)
+        return Dimension(parsed.key_or_group, (f"{key}={number(bounds.low)}",), bounds)
     try:
         if isinstance(value, Glob):
             if parsed.key_or_group not in groups():
@@ -76,4 +112,35 @@ def _dimension(parsed: HydraOverride, text: str) -> Dimension:
         raise UserError(f"{text}: {' '.join(str(error).split())}") from error
     if not found:
         raise UserError(f"{text}: no value matches")
-    return Dimension(parsed.key_or_group, tuple(f"{key}={v}" for v in found))
+    scale = _steps(value, found, log, text) if isinstance(value, RangeSweep) else None
+    return Dimension(parsed.key_or_group, tuple(f"{key}={v}" for v in found), scale)
+
+
+def _steps(value: RangeSweep, found: list[str], log: bool, text: str) -> Scale | None:
+    """Return the scale of a range, None for one that is no order: a single value, or shuffled."""
+    if len(found) < 2 or value.shuffle:
+        return None
+    numbers = sorted(float(v) for v in found)
+    scale = Scale(numbers[0], numbers[-1], abs(float(value.step)), log)
+    if log and scale.step != 1:
+        raise UserError(f"{text}: a logarithmic range has steps of 1; or take tag(log,interval(…))")
+    _check_scale(scale, text)
+    return scale
+
+
+def _is_log(value: Any, text: str) -> bool:
+    tags = sorted(map(str, value.tags)) if isinstance(value, Sweep) else []
+    if not tags:
+        return False
+    if tags != [LOG]:
+        raise UserError(f"{text}: tag({', '.join(tags)}): the only tag is {LOG}, for a logarithmic scale")
+    if not isinstance(value, (IntervalSweep, RangeSweep)):
+        raise UserError(f"{text}: tag({LOG}, …) needs an interval() or a range()")
+    return True
+
+
+def _check_scale(scale: Scale, text: str) -> None:
+    if not scale.low < scale.high:
+        raise UserError(f"{text}: the first bound must be below the second")
+    if scale.log and scale.low <= 0:
+        raise UserError(f"{text}: a logarithmic scale needs positive bounds")

@@ -36,6 +36,7 @@ class Calls(Launcher):
         self.jobs: list[Job] = []
         self.environments: list[dict[str, str]] = []
         self.signals: list[int] = []
+        self.told: list[tuple[int, int]] = []  # (signal, job) of signals that went to one job
         self._done: list[tuple[Job, int]] = []
 
     def free(self) -> int:
@@ -50,10 +51,13 @@ class Calls(Launcher):
         done, self._done = self._done, []
         return done
 
-    def signal(self, number: int) -> None:
-        self.signals.append(number)
+    def signal(self, number: int, job: Job | None = None) -> None:
+        if job is None:
+            self.signals.append(number)
+        else:
+            self.told.append((number, job.index))
 
-    def kill(self) -> None:
+    def kill(self, job: Job | None = None) -> None:
         pass
 
 

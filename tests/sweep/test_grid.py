@@ -68,6 +68,11 @@ def test_seeds_repeat_each_combination() -> None:
     ], "the seed is the configuration's, wherever it was set"
     with pytest.raises(UserError, match="swept already"):
         jobs("seed=1,2", seeds=2)
+    config: Any = SimpleNamespace(seed=0)
+    grid = Grid(GridSettings(seeds=2), config, parse_space(["decay=softplus,scalar"]))
+    assert [t.arm for t in grid.known()] == ["decay=softplus"] * 2 + ["decay=scalar"] * 2
+    grid = Grid(GridSettings(), config, parse_space(["seed=1,2", "decay=softplus,scalar"]))
+    assert [t.arm for t in grid.known()] == ["decay=softplus", "decay=scalar"] * 2, "swept by hand they are seeds too"
     with pytest.raises(ValueError, match="seeds=0"):
         GridSettings(seeds=0)
 
@@ -85,6 +90,8 @@ def test_other_slips() -> None:
         jobs("decay=softplus,scalar", "decay=none")
     with pytest.raises(UserError, match=r"optim\.lr=0\.001,0\.1"):
         jobs("optim.lr=interval(0.001,0.1)")
+    with pytest.raises(UserError, match="sweep=optuna searches"):
+        jobs("optim.lr=tag(log,interval(0.001,0.1))")
     with pytest.raises(UserError, match="100000 jobs"):
         jobs("seed=range(0,100000)")
     with pytest.raises(UserError, match="no override"):

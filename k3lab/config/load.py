@@ -12,6 +12,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
+from k3lab.config import presets
 from k3lab.config.errors import UserError, nearest
 from k3lab.config.overrides import Override, parse
 from k3lab.config.registry import MULTI, conf_dir, groups, options, require_option, settings_class
@@ -32,8 +33,20 @@ def compose_raw(overrides: list[Override]) -> DictConfig:
     for override in chosen:
         require_kept(override)
         _require_choice(override)
+    own = presets.experiment(chosen)
     raw = _compose([o.plain() for o in chosen])
-    add_pattern_mixers(raw)
+    of_model, of_experiment = presets.take(raw)
+    if more := presets.choices(of_model, chosen, own):
+        raw = _compose([*(o.plain() for o in chosen), *more])
+        presets.take(raw)
+
+    def apply_presets() -> None:
+        presets.apply(raw, of_model, own)
+        presets.apply(raw, of_experiment, own)
+
+    apply_presets()
+    if add_pattern_mixers(raw):
+        apply_presets()
     assign(raw, [o for o in overrides if o.key not in groups()])
     add_pattern_mixers(raw)
     return raw
@@ -53,7 +66,9 @@ def load_folder(folder: Path, overrides: Iterable[str] = ()) -> Config:
     parsed = [parse(text) for text in overrides]
     for override in (o for o in parsed if o.key in groups()):
         _require_choice(override)
-        raw[override.key] = _compose([override.plain()])[override.key]
+        composed = _compose([override.plain()])
+        presets.take(composed)
+        raw[override.key] = composed[override.key]
     assign(raw, [o for o in parsed if o.key not in groups()])
     return build(raw)
 
@@ -157,13 +172,14 @@ def _compose(overrides: list[str]) -> DictConfig:
     return raw
 
 
-def add_pattern_mixers(raw: DictConfig) -> None:
-    """Load the defaults of mixers that ``model.pattern`` names and ``mixer=`` does not."""
+def add_pattern_mixers(raw: DictConfig) -> bool:
+    """Load the defaults of mixers that ``model.pattern`` names and ``mixer=`` does not; whether there were any."""
     model = raw.get("model") or {}
     names = [*(model.get("pattern") or []), model.get("last_mixer")]
     if not all(isinstance(n, str) or n is None for n in names):
         raise UserError(f"model.pattern={model.get('pattern')}: must be a list of {', '.join(options('mixer'))}")
-    for name in dict.fromkeys(n for n in names if n and n not in raw.mixer):
+    missing = list(dict.fromkeys(n for n in names if n and n not in raw.mixer))
+    for name in missing:
         if name not in options("mixer"):
             allowed = options("mixer")
             raise UserError(
@@ -171,6 +187,7 @@ def add_pattern_mixers(raw: DictConfig) -> None:
                 f"{', '.join(allowed)}{nearest(name, allowed)}"
             )
         raw.mixer[name] = _compose([f"mixer=[{name}]"]).mixer[name]
+    return bool(missing)
 
 
 def assign(raw: DictConfig, overrides: list[Override]) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from k3lab.config.load import load
 from k3lab.model.audit import audit_config, print_audit
 from k3lab.model.build import build_model
 
@@ -62,51 +63,27 @@ def test_prints_every_part(compose: Callable[..., Any], capsys: pytest.CaptureFi
         assert f"{number:,}" in text
 
 
-def test_the_published_models_have_their_published_sizes(compose: Callable[..., Any]) -> None:
-    """Kimi K3: 2.78 T, 104.2 B active; Kimi Linear: 49.1 B, 3.1 B active; both without the input embedding."""
-    k3 = compose(
-        ("kda", ("mla", {"q_rank": 1536, "kv_rank": 512})),
-        hidden_size=7168,
-        layers=93,
-        heads=96,
-        head_dim=128,
-        vocab_size=163840,
-        residual=("block_attnres", {"block_layers": 12}),
-        ffn=(
-            "latent_moe",
-            {
-                "experts": 896,
-                "top_k": 16,
-                "shared": 2,
-                "expert_hidden": 3072,
-                "latent": 3584,
-                "leading_dense": 1,
-                "dense_hidden": 33792,
-            },
-        ),
-    )
-    kimi_linear = compose(
-        (("kda", {"output_gate": "low_rank"}), ("mla", {"kv_rank": 512, "output_gate": False})),
-        hidden_size=2304,
-        layers=27,
-        heads=32,
-        head_dim=128,
-        vocab_size=163840,
-        residual="prenorm",
-        ffn=(
-            "moe",
-            {
-                "experts": 256,
-                "top_k": 8,
-                "shared": 1,
-                "expert_hidden": 1024,
-                "leading_dense": 1,
-                "dense_hidden": 9216,
-                "activation": "swiglu",
-            },
-        ),
-    )
-    for config, total, active in ((k3, 2.78e12, 104.2e9), (kimi_linear, 49.1e9, 3.1e9)):
-        result = audit_config(config)
-        assert result["total_params"] == pytest.approx(total, rel=0.005)
-        assert result["active_params"] == pytest.approx(active, rel=0.005)
+@pytest.mark.parametrize(("preset", "total", "active"), [("kimi_k3", 2.78e12, 104.2e9), ("kimi_linear", 49.1e9, 3.1e9)])
+def test_the_published_models_have_their_published_sizes(preset: str, total: float, active: float) -> None:
+    """The model's name alone brings all its groups; active is without the input embedding."""
+    result = audit_config(load([f"model={preset}"]))
+    assert result["total_params"] == pytest.approx(total, rel=0.005)
+    assert result["active_params"] == pytest.approx(active, rel=0.005)
+
+
+def test_the_published_cache_and_state_of_k3() -> None:
+    """24 MLA layers keep 512 + 64 numbers a token in bf16, 69 KDA layers 96 fp32 memories of 128 × 128."""
+    result = audit_config(load(["model=kimi_k3"]))
+    assert result["kv_bytes_per_token"] == 24 * 2 * 576
+    assert result["state_bytes"] == 69 * (96 * 4 * 128**2 + 3 * 2 * 3 * 96 * 128)
+
+
+@pytest.mark.parametrize("size", [194, 241, 296, 436, 528])
+def test_the_attnres_models_have_nearly_their_published_sizes(size: int) -> None:
+    config = load([f"model=attnres_{size}m"])
+    result = audit_config(config)
+    active = result["active_params"] - result["active_by_part"]["head"]
+    assert active == pytest.approx(size * 1e6, rel=0.02)
+    assert config.mixer.keys() == {"kda", "mla"}
+    blocks = -(-config.model.layers // config.residual.block_layers)
+    assert 6 <= blocks <= 9

@@ -14,6 +14,7 @@ from k3lab.config.load import load, load_folder
 from k3lab.config.registry import component, conf_dir, groups, options, settings_class
 from k3lab.config.schema import mask
 
+NEEDED = {"shards": ["data.path=/tokens"], "hub": ["data.dataset=owner/name"]}  # what has no default
 OPTIONS = [(g, o) for g in groups() if g != "experiment" for o in options(g)]
 
 
@@ -32,7 +33,7 @@ def refusal(*overrides: str) -> str:
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_every_option_composes_and_its_yaml_states_every_setting(group: str, option: str) -> None:
-    config = load([f"{group}={option}"])
+    config = load([f"{group}={option}", *NEEDED.get(option, [])])
     chosen = config.mixer[option] if group == "mixer" else getattr(config, group)
     stated = yaml.safe_load((conf_dir() / group / f"{option}.yaml").read_text())
     stated.pop("presets", None)  # settings of other groups

@@ -181,11 +181,12 @@ def report(
     baseline: Annotated[str | None, typer.Option(help="The arm that others are compared with.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the report.")] = None,
     metric: Annotated[str | None, typer.Option(help="What arms are ranked by, such as val/loss.")] = None,
+    uri: Annotated[str | None, typer.Option(help="The store's address, if it is not in the runs' folder.")] = None,
 ) -> int:
     """Compare runs: one HTML page, a Markdown twin, results.csv and figures."""
     from k3lab.report.run import run_report
 
-    return run_report(targets, output, baseline, out, metric)
+    return run_report(targets, output, baseline, out, metric, uri)
 
 
 @app.command()

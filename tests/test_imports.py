@@ -11,10 +11,11 @@ ROOT = Path(__file__).resolve().parent.parent
 COMPONENTS = ("decay", "router", "residual", "mixer", "ffn")
 
 # package of k3lab -> packages of k3lab that it may import (besides itself)
-LEAVES = {"config", "tracking.names", "model_dims"}
+LEAVES = {"config", "tracking.names", "model_dims", "plotting"}
 ALLOWED: dict[str, set[str]] = {
     "config": set(),
     "model_dims": set(),
+    "plotting": set(),
     **{name: {"config.checks", "model_dims", *COMPONENTS} for name in COMPONENTS},
     "model": {*LEAVES, *COMPONENTS},
     "data": {"config"},

@@ -1,12 +1,12 @@
 """The callback that looks at a model on a schedule and hands what it finds to the tracker.
 
 It measures before the first optimizer step, on the first micro-batch (load balance then is that of the probe),
-and after every ``every``-th step (load balance then is that of the step's whole global batch).
+after every ``every``-th step and after the last one (load balance then is that of the step's whole global
+batch). Load balance alone, which costs no pass through the model, is logged every ``log_every`` steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -14,11 +14,12 @@ import torch
 from lightning.pytorch import Callback
 from torch import Tensor
 
-from k3lab.diagnostics.decay import decay_metrics
-from k3lab.diagnostics.depth import depth_metrics, source_metrics
-from k3lab.diagnostics.load import LoadBalance
+from k3lab.diagnostics.balance_metrics import balance_metrics, bias_metrics, biases_of
+from k3lab.diagnostics.decay_metrics import decay_metrics
+from k3lab.diagnostics.depth_metrics import depth_metrics, source_metrics
 from k3lab.diagnostics.probe import Record, probe
 from k3lab.diagnostics.settings import DiagnosticsSettings
+from k3lab.diagnostics.snapshot import Snapshot, take
 
 
 class DiagnosticsCallback(Callback):
@@ -26,41 +27,54 @@ class DiagnosticsCallback(Callback):
 
     Of the training module it needs ``step`` (optimizer steps done), ``model`` (the language model, not
     compiled), ``last_counts`` (tokens an expert [L,E] of the last global batch, or None) and
-    ``tracker.log(metrics, step)``.
+    ``tracker.log(metrics, step)``. ``snapshot`` is the last measurement, None before the first.
     """
 
-    def __init__(self, settings: DiagnosticsSettings) -> None:
+    def __init__(
+        self, settings: DiagnosticsSettings, log_every: int | None = None, max_steps: int | None = None
+    ) -> None:
         self.settings = settings
+        self.log_every = log_every
+        self.max_steps = max_steps
+        self.snapshot: Snapshot | None = None
         self.step_before: int | None = None  # optimizer steps done when the current micro-batch began
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: dict[str, Tensor], batch_idx: int) -> None:
         """Measure the untrained model."""
-        if pl_module.step == 0 and self.step_before is None:
+        if pl_module.step == 0 and self.step_before is None and self.settings.enabled:
             self._measure(trainer, pl_module, batch)
         self.step_before = pl_module.step
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: dict[str, Tensor], batch_idx: int
     ) -> None:
-        """Measure when this micro-batch has completed a step that is due."""
-        if pl_module.step != self.step_before and pl_module.step % self.settings.every == 0:
+        """Measure or look at the load when this micro-batch has completed a step for which that is due."""
+        step = pl_module.step
+        if step == self.step_before or not self.settings.enabled:
+            return
+        if step % self.settings.every == 0 or step == self.max_steps:
             self._measure(trainer, pl_module, batch)
+        elif self.log_every is not None and step % self.log_every == 0:
+            self._log(pl_module, balance_metrics(pl_module.model, pl_module.last_counts))
 
     def _measure(self, trainer: Any, pl_module: Any, batch: dict[str, Tensor]) -> None:
-        if not self.settings.enabled:
-            return
         plugin = getattr(trainer, "precision_plugin", None)
+        model = pl_module.model
         record = probe(
-            pl_module.model,
+            model,
             batch,
             self.settings.probe_sequences,
             self.settings.sample_tokens,
             plugin.forward_context if plugin is not None else nullcontext,
         )
         metrics = record_metrics(record, self.settings.max_source_weights)
-        counts_LE = pl_module.last_counts if pl_module.step > 0 else None
-        metrics |= balance_metrics(pl_module.model, record.counts, counts_LE)
-        if pl_module.tracker is not None:
+        counts_LE = pl_module.last_counts if pl_module.step > 0 else probed_counts(record)
+        metrics |= balance_metrics(model, counts_LE) | bias_metrics(biases_of(model))
+        self._log(pl_module, metrics)
+        self.snapshot = take(pl_module.step, batch, model, record)
+
+    def _log(self, pl_module: Any, metrics: dict[str, float]) -> None:
+        if metrics and pl_module.tracker is not None:
             pl_module.tracker.log(metrics, pl_module.step)
 
 
@@ -73,12 +87,6 @@ def record_metrics(record: Record, max_source_weights: int) -> dict[str, float]:
     }
 
 
-def balance_metrics(model: Any, probed: Mapping[int, Tensor], counts_LE: Tensor | None) -> dict[str, float]:
-    """The balance metrics of global counts [L,E], or else of the probe's own {decoder layer: counts [E]}."""
-    if not probed:
-        return {}
-    layers = sorted(probed)
-    router = model.routers[0]
-    metric = LoadBalance(layers, router.experts, router.top_k, sync_on_compute=False)
-    metric.update((torch.stack([probed[i] for i in layers]) if counts_LE is None else counts_LE).cpu())
-    return metric.compute()
+def probed_counts(record: Record) -> Tensor | None:
+    """The probe's own tokens an expert [L,E], None without routers."""
+    return torch.stack([record.counts[i] for i in sorted(record.counts)]) if record.counts else None

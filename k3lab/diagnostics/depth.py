@@ -1,109 +1,211 @@
-"""What happens along the depth of a model: sizes, directions, gradients and attention to sources.
+"""diagnostics=depth: what each sublayer of a checkpoint is worth, and how representations turn along the depth.
 
-h_i is what sublayer i reads before its norm (the topology's mixture), f_i its output; h_L is what the final
-norm reads. All are taken over the tokens of a probe.
+On held-out data, for L sublayers whose outputs are f_i and whose inputs before the norm are h_i (h_L: the
+output's):
 
-- ``output_rms`` √E f², ``grad_rms`` √E (∂loss/∂f)² where the loss is the *sum* over the probe's targets, so
-  that the number of tokens does not enter;
-- ``update_ratio`` E ‖f‖/‖h‖ and ``update_cosine`` E cos(f, h): how much a sublayer changes, and whether it
-  grows or erases;
-- ``block_influence`` 1 − E cos(h_i, h_{i+1}) (arXiv 2403.03853): near 0, the sublayer could be left out;
-- ``effective_rank`` exp(−Σ p log p), p the normalised singular values of h_i over some of the tokens (Roy and
-  Vetterli 2007): at most the smaller of hidden size and number of these tokens;
-- per mix over sources: mean weights, entropy in units of log N, mass on the embedding and on the newest source.
+- ``ablation_loss`` loss with f_i := 0, less the loss: what the sublayer is worth, in nats a token;
+- ``lens_loss`` loss of the head behind the final norm on h_i, a *mixture* where the topology mixes sources, and
+  ``lens_agreement``, how often it agrees with the model's first guess;
+- linear CKA of every two h, and ``cka_next`` of each with the one above;
+- the metrics of `k3lab.diagnostics.depth_metrics` and the attention to sources, over all of the data.
 
-L sublayers, N tokens, D hidden size, S sources of one mix.
+R sequences, N tokens, M sampled tokens, D hidden size, S sources.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from k3lab.config.checks import in_range, positive
+from k3lab.config.errors import UserError
+from k3lab.diagnostics.depth_metrics import (
+    ROOT_MEAN_SQUARES,
+    by_sublayer,
+    depth_table,
+    effective_rank,
+    linear_cka,
+    source_metrics,
+)
+from k3lab.diagnostics.probe import Record, probe, untouched
+from k3lab.diagnostics.study import NO_TARGET, Batch, Study, Subject, forward, kind, pieces, real_tokens, row_losses
 from k3lab.tracking import names
 
 
-def depth_metrics(
-    mixtures: Sequence[Tensor], outputs: Sequence[Tensor], grads: Sequence[Tensor], sample: Tensor
-) -> dict[str, float]:
-    """Metrics of every sublayer from h [N,D] × (L + 1), f [N,D] × L and ∂loss/∂f [N,D] × L.
+@dataclass(frozen=True)
+class DepthSettings:
+    """How much data a checkpoint's depth is studied on."""
 
-    ``sample`` [M] int64 are the tokens that the effective rank is measured on.
+    name: str = "depth"
+    batches: int = 4  # validation batches to look at
+    sequences: int = 4  # sequences in memory at a time
+    sample_tokens: int = 1024  # tokens for effective rank and CKA, which wants more than hidden_size
+
+    on_schedule = False  # no key: this is for k3lab eval
+
+    def __post_init__(self) -> None:
+        positive("batches", self.batches)
+        positive("sequences", self.sequences)
+        in_range("sample_tokens", self.sample_tokens, 2, 1 << 16)
+
+
+class Depth(Study):
+    """L + 1 forward passes and one backward pass over the data."""
+
+    def measure(self, subject: Subject) -> tuple[dict[str, float], dict[str, Any], Callable[[Path], None]]:
+        """See `Study.measure`."""
+        parts = [piece for _, piece in pieces(subject.batches, self.settings.sequences)]
+        if not parts:
+            raise UserError("diagnostics=depth: there is no held-out sequence to look at")
+        model, sublayers = subject.model, 2 * len(subject.model.layers)
+        kinds = [kind(model, i) for i in range(sublayers)]
+        losses_XR, targets_R = ablate(model, parts, subject.precision)
+        change_L, error_L = paired_change(losses_XR, targets_R)
+
+        sums = Sums()
+        sample = max(1, math.ceil(self.settings.sample_tokens / len(parts)))
+        for piece in parts:
+            record = probe(model, piece, len(piece["tokens"]), sample, subject.precision)
+            sums.add(record, piece, model, subject.precision)
+        lens_loss, lens_agreement = sums.lens()
+        samples_LMD = sums.samples(self.settings.sample_tokens)
+        cka_LL = linear_cka(samples_LMD)
+
+        metrics = {names.VAL_LOSS: float(losses_XR[0].sum() / targets_R.sum())}
+        metrics |= by_sublayer(
+            {
+                names.DEPTH_ABLATION_LOSS: change_L,
+                names.DEPTH_CKA_NEXT: cka_LL.diagonal(1),
+                names.DEPTH_EFFECTIVE_RANK: effective_rank(samples_LMD[:-1]),
+            }
+        )
+        for i, (loss, agreement) in enumerate(zip(lens_loss, lens_agreement, strict=True)):
+            index = i if i < sublayers else None
+            metrics[names.depth(names.DEPTH_LENS_LOSS, index)] = loss
+            metrics[names.depth(names.DEPTH_LENS_AGREEMENT, index)] = agreement
+        means = sums.means()
+        weights = {n: v for n, v in means.items() if n.startswith(names.DEPTH_SOURCE_WEIGHT)}
+        metrics |= {n: v for n, v in means.items() if n not in weights}
+        data = {
+            "sequences": len(targets_R),
+            "targets": int(targets_R.sum()),
+            "sublayers": kinds,
+            "ablation_standard_error": error_L.tolist(),
+            "linear_cka": cka_LL.tolist(),
+            "source_weights": weights,
+        }
+
+        def draw(folder: Path) -> None:
+            from k3lab.diagnostics.figures.study_depth import draw_all  # imports matplotlib
+
+            draw_all(folder, metrics, data)
+
+        return metrics, data, draw
+
+
+class Sums:
+    """Adds up what probes of single pieces give, weighted by their tokens."""
+
+    def __init__(self) -> None:
+        self._totals: dict[str, float] = defaultdict(float)
+        self._tokens = 0
+        self._lens: list[Tensor] = []  # [2,L+1] a piece: loss, agreements
+        self._targets = 0
+        self._samples: list[Tensor] = []
+
+    def add(self, record: Record, piece: Batch, model: Any, precision: Callable[[], Any]) -> None:
+        """Take one piece's probe."""
+        found = by_sublayer(depth_table(record.mixtures, record.outputs, record.grads))
+        found |= source_metrics(record.weights, 1 << 20)
+        tokens = len(record.mixtures[0])
+        for name, value in found.items():
+            self._totals[name] += tokens * (value**2 if name.startswith(ROOT_MEAN_SQUARES) else value)
+        self._tokens += tokens
+        self._samples.append(torch.stack([h[record.sample].float().cpu() for h in record.mixtures]))
+        targets_N = piece["targets"].flatten()[real_tokens(piece)]
+        self._lens.append(lens(model, record.mixtures, targets_N, precision))
+        self._targets += int((targets_N != NO_TARGET).sum())
+
+    def means(self) -> dict[str, float]:
+        """The metrics over all pieces."""
+        means = {name: total / self._tokens for name, total in self._totals.items()}
+        return {n: math.sqrt(v) if n.startswith(ROOT_MEAN_SQUARES) else v for n, v in means.items()}
+
+    def lens(self) -> tuple[list[float], list[float]]:
+        """Loss and agreement at each depth, the output last."""
+        loss, agreement = (torch.stack(self._lens).sum(0) / max(self._targets, 1)).tolist()
+        return loss, agreement
+
+    def samples(self, most: int) -> Tensor:
+        """The sampled h, [L+1,M,D]."""
+        return torch.cat(self._samples, 1)[:, :most]
+
+
+@torch.no_grad()
+def ablate(model: Any, parts: list[Batch], precision: Callable[[], Any]) -> tuple[Tensor, Tensor]:
+    """The loss of each sequence, first of the whole model, then without each sublayer: [L+1,R], and targets [R]."""
+    losses: list[Tensor] = []
+    with untouched(model):
+        for piece in parts:
+            rows = []
+            for sublayer in [None, *range(2 * len(model.layers))]:
+                with silenced(model, sublayer), precision():
+                    rows.append(row_losses(forward(model, piece).logits_BTV, piece["targets"]))
+            losses.append(torch.stack(rows).cpu())
+    targets_R = torch.cat([(piece["targets"] != NO_TARGET).sum(1) for piece in parts]).cpu()
+    return torch.cat(losses, 1), targets_R
+
+
+@contextmanager
+def silenced(model: Any, sublayer: int | None) -> Iterator[None]:
+    """Inside, the output of one sublayer is zero (None: of no sublayer)."""
+    if sublayer is None:
+        yield
+        return
+    layer = model.layers[sublayer // 2]
+
+    def hook(module: Any, inputs: Any, output: Any) -> Any:
+        if isinstance(output, tuple):
+            return (torch.zeros_like(output[0]), *output[1:])
+        return torch.zeros_like(output)
+
+    handle = (layer.mixer if sublayer % 2 == 0 else layer.ffn).register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def paired_change(losses_XR: Tensor, targets_R: Tensor) -> tuple[Tensor, Tensor]:
+    """The change of the loss a token from the first row to each other one, and its standard error over sequences.
+
+    Both losses of a sequence share its difficulty, which therefore does not enter. NaN for a single sequence.
     """
-    mixtures_LND = torch.stack([h.detach().float() for h in mixtures])
-    outputs_LND = torch.stack([f.detach().float() for f in outputs])
-    grads_LND = torch.stack([g.detach().float() for g in grads])
-    inputs_LND = mixtures_LND[:-1]
-    by_name = {
-        names.DEPTH_OUTPUT_RMS: rms(outputs_LND),
-        names.DEPTH_GRAD_RMS: rms(grads_LND),
-        names.DEPTH_UPDATE_RATIO: update_ratio(outputs_LND, inputs_LND),
-        names.DEPTH_UPDATE_COSINE: mean_cosine(outputs_LND, inputs_LND),
-        names.DEPTH_BLOCK_INFLUENCE: 1 - mean_cosine(inputs_LND, mixtures_LND[1:]),
-        names.DEPTH_EFFECTIVE_RANK: effective_rank(inputs_LND[:, sample]),
-    }
-    table = torch.stack([values_L.double() for values_L in by_name.values()]).tolist()
-    return {
-        names.depth(name, i): value for name, row in zip(by_name, table, strict=True) for i, value in enumerate(row)
-    }
+    gap_LR, total, R = losses_XR[1:] - losses_XR[0], targets_R.sum(), len(targets_R)
+    change_L = gap_LR.sum(1) / total
+    rest_LR = gap_LR - change_L[:, None] * targets_R
+    error_L = (rest_LR.square().sum(1) * (R / (R - 1) if R > 1 else math.nan)).sqrt() / total
+    return change_L, error_L
 
 
-def source_metrics(weights: Sequence[Tensor | None], max_weights: int) -> dict[str, float]:
-    """Metrics of each mix over two or more sources, from its weights [S,N]; the last one is the output's.
-
-    The single weights are left out when there are more than ``max_weights`` of them in all.
-    """
-    mixes = {i: p_SN.detach().double() for i, p_SN in enumerate(weights) if p_SN is not None and len(p_SN) > 1}
-    if not mixes:
-        return {}
-    single = sum(len(p_SN) for p_SN in mixes.values()) <= max_weights
-    keys: list[str] = []
-    values: list[Tensor] = []
-    for i, p_SN in mixes.items():
-        index = i if i < len(weights) - 1 else None
-        mean_S = p_SN.mean(1)
-        entropy = -torch.special.xlogy(p_SN, p_SN).sum(0).mean() / math.log(len(p_SN))
-        keys += [
-            names.depth(names.DEPTH_SOURCE_ENTROPY, index),
-            names.depth(names.DEPTH_EMBEDDING_MASS, index),
-            names.depth(names.DEPTH_LAST_SOURCE_MASS, index),
-        ]
-        values += [entropy[None], mean_S[:1], mean_S[-1:]]
-        if single:
-            keys += [names.source_weight(index, source) for source in range(len(p_SN))]
-            values.append(mean_S)
-    return dict(zip(keys, torch.cat(values).tolist(), strict=True))
-
-
-def rms(x_LND: Tensor) -> Tensor:
-    """√E x² over tokens and channels: [L]."""
-    return x_LND.square().mean((1, 2)).sqrt()
-
-
-def update_ratio(outputs_LND: Tensor, inputs_LND: Tensor) -> Tensor:
-    """The mean over tokens of ‖f‖/‖h‖: [L]."""
-    norms_LN = inputs_LND.norm(dim=-1).clamp_min(torch.finfo(inputs_LND.dtype).tiny)
-    return (outputs_LND.norm(dim=-1) / norms_LN).mean(1)
-
-
-def mean_cosine(a_LND: Tensor, b_LND: Tensor) -> Tensor:
-    """The mean over tokens of the cosine: [L]."""
-    return torch.nn.functional.cosine_similarity(a_LND, b_LND, dim=-1).mean(1)
-
-
-def effective_rank(x_LND: Tensor) -> Tensor:
-    """exp of the entropy of the normalised singular values of each [N,D] matrix: [L], NaN for a non-finite one.
-
-    From the eigenvalues of the smaller Gram matrix, in fp64 because that squares the condition number.
-    """
-    x_LND = x_LND.double()
-    gram_LMM = x_LND @ x_LND.mT if x_LND.shape[1] <= x_LND.shape[2] else x_LND.mT @ x_LND
-    finite_L = gram_LMM.isfinite().flatten(1).all(1)
-    eigenvalues_LM = torch.linalg.eigvalsh(torch.where(finite_L[:, None, None], gram_LMM, 0.0))
-    sigma_LM = eigenvalues_LM.clamp_min(0).sqrt()
-    p_LM = sigma_LM / sigma_LM.sum(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
-    rank_L = torch.special.xlogy(p_LM, p_LM).sum(1).neg().exp()
-    return torch.where(finite_L, rank_L, math.nan)
+@torch.no_grad()
+def lens(model: Any, mixtures: list[Tensor], targets_N: Tensor, precision: Callable[[], Any]) -> Tensor:
+    """Summed loss, and agreements with the output's first guess, of the head on each h [N,D]: [2,L+1] fp64."""
+    norm, real_N = model.residual.norm(model.residual.sublayers), targets_N != NO_TARGET
+    guess_N, columns = None, []
+    for h_ND in reversed(mixtures):
+        with precision():
+            logits_NV = model.head(norm(h_ND)).float()
+        first_N = logits_NV.argmax(-1)
+        guess_N = first_N if guess_N is None else guess_N
+        loss = row_losses(logits_NV[None], targets_N[None])[0]
+        columns.append(torch.stack([loss, ((first_N == guess_N) & real_N).sum().double()]))
+    return torch.stack(columns[::-1], 1).cpu()

@@ -1,4 +1,4 @@
-"""Settings of the diagnostics, shared by every preset in conf/diagnostics/."""
+"""Settings of the diagnostics of a training, shared by every preset that has no file of its own."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ class DiagnosticsSettings:
 
     name: str = "cheap"
     enabled: bool = True  # false: nothing is measured, the other keys are ignored
-    every: int = 50  # optimizer steps between two measurements; one more is made before the first step
+    every: int = 50  # optimizer steps between two measurements; one more before the first step and after the last
     probe_sequences: int = 1  # sequences of the current batch that the extra forward and backward pass sees
     sample_tokens: int = 128  # tokens of the probe on which decay and the stream's effective rank are measured
     max_source_weights: int = 400  # weights a measurement, sublayers × sources, above which only sums are logged
+    figures: bool = True  # draw figures/*.png when the training ends
+
+    on_schedule = True  # no key: these diagnostics go along with a training
 
     def __post_init__(self) -> None:
         for key in ("every", "probe_sequences", "sample_tokens"):

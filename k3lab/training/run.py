@@ -48,6 +48,12 @@ def run_training(config: Any, folder: Path, parent_run_id: str | None = None, re
     if resume and (done := _finished(config, folder)):
         _say(done)
         return 0
+    if not config.diagnostics.on_schedule:
+        name = config.diagnostics.name
+        raise UserError(
+            f"diagnostics={name}: looks at a checkpoint, with k3lab eval run=FOLDER diagnostics={name}; allowed in "
+            "training: cheap, off"
+        )
     accelerator(config)
     source = None
     if not (folder / "summary.json").exists():
@@ -72,6 +78,8 @@ class _Run:
         self.tracker: Any = None
         self.log = MetricLog()
         self.module: TrainingModule | None = None
+        trainer = config.trainer
+        self.diagnostics = DiagnosticsCallback(config.diagnostics, trainer.log_every, trainer.max_steps)
         self.start_step = 0
         self.previous = previous = (read_summary(folder) or {}) if resume else {}
         self.run_id: str | None = previous.get("run_id")
@@ -79,6 +87,7 @@ class _Run:
         self.clock.before = float(previous.get("wall_s") or 0.0)
         self.environment = {**environment.describe(), "device": device_name(device_of(config))}
         self.snapshot: checkpoint.Snapshot | None = None
+        self._sizes: dict[str, int] = {}  # parameters and FLOPs of the model
 
     @property
     def step(self) -> int:
@@ -96,7 +105,7 @@ class _Run:
                 self._end("failed", " ".join(str(error).split()))
             raise
         except Aborted:
-            self._end("interrupted")
+            self._end("interrupted", figures=False)
             _say(f"aborted after step {self.step}; {self._how_to_go_on()}")
             return self.signals.exit_code
         except BaseException as error:
@@ -178,6 +187,7 @@ class _Run:
         module.step = self.start_step
         self.module = module
         audit = model.audit(config.data.seq_len)
+        self._sizes = {k: audit[k] for k in ("total_params", "active_params", "flops_per_token")}
         device = device_of(config)
         display = Display(
             self._title(audit["total_params"], device),
@@ -217,7 +227,7 @@ class _Run:
                 max_steps=settings.max_steps - self.start_step,
                 max_epochs=1,
                 accumulate_grad_batches=settings.accumulate,
-                callbacks=[before, DiagnosticsCallback(config.diagnostics), after],
+                callbacks=[before, self.diagnostics, after],
                 default_root_dir=self.folder,
                 logger=False,
                 enable_checkpointing=False,
@@ -265,6 +275,8 @@ class _Run:
             "metrics": dict(self.log.latest),
             "environment": self.environment,
             "fingerprint": self.config.fingerprint(),
+            "data": self.source.fingerprint() if self.source is not None else None,
+            **self._sizes,
             "process": owner(),
         }
         return summary if error is None else {**summary, "error": error}
@@ -272,14 +284,28 @@ class _Run:
     def _write(self, status: str) -> None:
         write_summary(self.folder, self._summary(status))
 
-    def _end(self, status: str, error: str | None = None) -> None:
-        """Write the last summary and close the tracker, which copies the summary to the store."""
+    def _end(self, status: str, error: str | None = None, figures: bool = True) -> None:
+        """Write the last summary, draw, and close the tracker, which copies the summary to the store."""
         try:
             write_summary(self.folder, self._summary(status, error))
         except OSError as refused:
             _say(f"cannot write {self.folder / 'summary.json'}: {refused.strerror}")
         if self.tracker is not None:
+            if figures and self.step > 0:
+                self._draw()
             self.tracker.finish(status)
+
+    def _draw(self) -> None:
+        """Draw the run's figures and copy them to the store; they never change how a run ends."""
+        if not (self.config.diagnostics.enabled and self.config.diagnostics.figures):
+            return
+        try:
+            from k3lab.diagnostics.draw import FIGURES, draw_run  # imports matplotlib, which takes a second
+
+            if draw_run(self.folder, self.diagnostics.snapshot):
+                self.tracker.artifact(self.folder / FIGURES, FIGURES)
+        except (Exception, Aborted) as error:
+            _say(f"some figures could not be drawn: {type(error).__name__}: {error}")
 
     def _leave_as_it_was(self) -> None:
         """Nothing has been trained: whoever asked made a mistake, and the run must not look failed for it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -44,18 +43,27 @@ class PlainMixer(nn.Module):
         return self.out(x_BTD)
 
 
+class ToyRouter(nn.Module):
+    """What a router shows of itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts, self.top_k = EXPERTS, TOP_K
+        self.register_buffer("bias", torch.linspace(-0.5, 0.5, EXPERTS))
+
+
 class ToyFFN(nn.Module):
     """Maybe routed: the routing scales the output."""
 
     def __init__(self, routed: bool) -> None:
         super().__init__()
         self.out = nn.Linear(D, D)
-        self.routed = routed
+        self.router = ToyRouter() if routed else None
         self.gate = nn.Linear(D, EXPERTS)
 
     def forward(self, x_BTD: Tensor, mask_BT: Tensor | None = None) -> tuple[Tensor, Routing | None]:
         y = self.out(x_BTD).tanh()
-        if not self.routed:
+        if self.router is None:
             return y, None
         scores, ids = self.gate(x_BTD).flatten(0, 1).sigmoid().topk(TOP_K)
         real = ids if mask_BT is None else ids[mask_BT.flatten()]
@@ -82,8 +90,11 @@ class ToyModel(nn.Module):
         self.residual = residual
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(D, VOCAB)
-        self.routers = [SimpleNamespace(experts=EXPERTS, top_k=TOP_K)] * 2
         self.register_buffer("pending", torch.zeros(2, EXPERTS, dtype=torch.int64))
+
+    @property
+    def routers(self) -> list[ToyRouter]:
+        return [layer.ffn.router for layer in self.layers if layer.ffn.router is not None]
 
     def forward(self, tokens_BT: Tensor, mask_BT: Tensor | None = None, documents_BT: None = None) -> ToyOutput:
         stream = self.residual.start(self.embedding(tokens_BT))

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from k3lab.config.registry import settings_class
-from k3lab.diagnostics.callback import balance_metrics, record_metrics
+from k3lab.diagnostics.balance_metrics import balance_metrics, bias_metrics, biases_of
+from k3lab.diagnostics.callback import probed_counts, record_metrics
 from k3lab.diagnostics.probe import probe
 from k3lab.model.build import build_model
 from k3lab.model.settings import ModelSettings
@@ -38,13 +39,15 @@ def test_every_metric_of_a_real_model(decay: str, residual: str) -> None:
     rng = torch.get_rng_state()
     state = {k: v.clone() for k, v in model.state_dict().items()}
     record = probe(model, batch, sequences=2)
-    metrics = {**record_metrics(record, 400), **balance_metrics(model, record.counts, None)}
+    metrics = {**record_metrics(record, 400), **balance_metrics(model, probed_counts(record))}
+    metrics |= bias_metrics(biases_of(model))
     assert torch.equal(torch.get_rng_state(), rng)
     assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
     assert all(m.training for m in model.modules())
 
     assert all(math.isfinite(v) for v in metrics.values())
+    assert metrics["balance/bias_spread"] == 0
     assert ("decay/half_life_median" in metrics) == (decay != "none")
     assert ("decay/at_bound_fraction" in metrics) == (decay == "lower_bound")
     assert all(metrics[f"depth/grad_rms/layer_{i:02d}"] > 0 for i in range(6))

@@ -20,6 +20,7 @@ SMALL = [
     "trainer.val_batches=1",
     "trainer.val_every=null",
     "trainer.accelerator=cpu",
+    "diagnostics.figures=false",  # drawing would take longer than these trainings
 ]
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

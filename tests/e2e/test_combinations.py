@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from k3lab.config.errors import UserError
 from k3lab.config.load import load
 from k3lab.config.registry import component, groups, options
 from k3lab.data.loader import train_loader
@@ -80,11 +81,18 @@ def test_every_option_trains_two_steps(group: str, option: str, corpus: Path, tm
     if (group, option) in TOO_LARGE | NEEDS_GPU:
         load([f"{group}={option}"])
         return
-    small = [s for s in SMALL if not s.startswith(f"{group}.")] if group in ("model", "trainer") else SMALL
+    small = (
+        [s for s in SMALL if not s.startswith(f"{group}.")] if group in ("model", "trainer", "diagnostics") else SMALL
+    )
     if group == "data":  # a synthetic task has its own smallest sequence
         small = [s for s in SMALL if not s.startswith("data.seq_len") or option in ("text", "shards", "hub")]
     data = corpora(option if group == "data" else "text", corpus, tmp_path)
     config = load([f"{group}={option}", "trainer.max_steps=2", "tracking=none", *small, *data])
+    if not config.diagnostics.on_schedule:
+        with pytest.raises(UserError, match=f"k3lab eval run=FOLDER diagnostics={option}"):
+            run_training(config, tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+        return
     assert run_training(config, tmp_path / "run") == 0
     done = read_summary(tmp_path / "run")
     assert done is not None

@@ -31,6 +31,7 @@ SMALL = [
     "trainer.log_every=100",
     "diagnostics.every=3",
     "diagnostics.probe_sequences=1",
+    "diagnostics.figures=false",
     "checkpoint.every=2",
     "optim.lr=0.01",
     "tracking=none",

@@ -29,7 +29,7 @@ def test_undisturbed(undisturbed: Trained) -> None:
     assert undisturbed.checkpoints == ["step_00000008", "step_00000010"]
     assert [s for n, s in series if n == "train/loss"] == list(range(1, 11))
     assert [s for n, s in series if n == "val/loss"] == [4, 8, 10]
-    assert [s for n, s in series if n == "balance/max_vio"] == [0, 3, 6, 9]
+    assert [s for n, s in series if n == "balance/max_vio"] == [0, 3, 6, 9, 10]
     assert series["train/loss", 10] < series["train/loss", 1] - 0.3
     assert summary["metrics"]["train/loss"] == series["train/loss", 10]
     assert all(summary["environment"][k] for k in ("python", "torch", "lightning", "k3lab", "device"))

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from k3lab.diagnostics.load import LoadBalance
+from k3lab.diagnostics.balance_metrics import LoadBalance, bias_metrics, drop_rates
 from k3lab_kernels.router import max_vio_floor
 
 
@@ -28,6 +28,10 @@ def test_two_layers_by_hand() -> None:
     assert found["balance/min_vio"] == pytest.approx(1)
     assert found["balance/entropy"] == pytest.approx(entropy)
     assert found["balance/dead_experts"] == 2
+    # the busiest expert of layer 3 has 12 of 16: above a capacity of 4 are 8, above one of 5 are 7
+    assert found["balance/drop_rate_1.00"] == found["balance/layer_03/drop_rate_1.00"] == pytest.approx(8 / 16)
+    assert found["balance/drop_rate_1.25"] == pytest.approx(7 / 16)
+    assert found["balance/layer_01/drop_rate_1.00"] == 0
     assert found["balance/max_vio_floor"] == pytest.approx(max_vio_floor(8, 4, 2))
 
 
@@ -48,6 +52,22 @@ def test_no_tokens_give_no_nan_and_no_floor() -> None:
     found = metric.compute()
     assert not any(math.isnan(v) for v in found.values())
     assert "balance/max_vio_floor" not in found
+
+
+def test_a_capacity_is_rounded_up() -> None:
+    counts = torch.tensor([[5, 3, 2], [4, 3, 3], [0, 0, 0]])  # a mean of 10/3 leaves room for 4
+    assert drop_rates(counts, 1.0).tolist() == pytest.approx([1 / 10, 0, 0])
+    assert drop_rates(counts, 0.9).tolist() == pytest.approx([2 / 10, 1 / 10, 0])  # for 3
+    assert drop_rates(torch.tensor([[7, 3]]), 1.4).tolist() == [0]  # 5 · 1.4 is 7, and not a little more
+
+
+def test_biases_by_hand() -> None:
+    found = bias_metrics({1: torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0]), 3: torch.tensor([0.5, -0.5, 0.0, 0.0, 0.0])})
+    assert found["balance/bias_spread"] == found["balance/layer_01/bias_spread"] == 4
+    assert found["balance/layer_03/bias_spread"] == 1
+    shown = [found[f"balance/layer_01/bias_{q}"] for q in ("min", "q25", "median", "q75", "max")]
+    assert shown == [0, 1, 2, 3, 4]
+    assert bias_metrics({}) == {}
 
 
 def test_wrong_shape_is_refused() -> None:

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from k3lab.diagnostics.decay import decay_metrics
+from k3lab.diagnostics.decay_metrics import channel_half_lives, decay_metrics
 
 
 def test_by_hand() -> None:
@@ -24,6 +24,19 @@ def test_by_hand() -> None:
     assert found["decay/dead_fraction"] == pytest.approx(2 / 8)
     assert found["decay/at_bound_fraction"] == pytest.approx(2 / 5)
     assert found["decay/half_life_median"] == pytest.approx(math.log(2) / 0.25)
+
+
+def test_quantiles_are_of_the_half_life() -> None:
+    g = -math.log(2) / torch.arange(1.0, 12.0)  # half-lives of 1 to 11 tokens
+    found = decay_metrics({0: (g, None)})
+    assert found["decay/half_life_q10"] == pytest.approx(2)
+    assert found["decay/half_life_median"] == pytest.approx(6)
+    assert found["decay/layer_00/half_life_q90"] == pytest.approx(10)
+
+
+def test_channels_one_by_one() -> None:
+    g_MHK = -math.log(2) / torch.tensor([[[1.0, 20.0]], [[2.0, 30.0]], [[4.0, 1e9]]])
+    assert channel_half_lives(g_MHK).tolist() == [[pytest.approx(2), pytest.approx(30)]]
 
 
 def test_dead_channels_give_a_finite_half_life() -> None:

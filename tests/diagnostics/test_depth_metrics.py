@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from k3lab.diagnostics.depth import depth_metrics, effective_rank, source_metrics
+from k3lab.diagnostics.depth_metrics import depth_metrics, effective_rank, linear_cka, source_metrics
 
 
 def test_sizes_and_directions_by_hand() -> None:
@@ -25,6 +25,9 @@ def test_sizes_and_directions_by_hand() -> None:
     # h0 → h1: 45° and a zero vector, whose cosine counts as 0
     assert found["depth/block_influence/layer_00"] == pytest.approx(1 - (math.sqrt(0.5) + 0) / 2)
     assert found["depth/block_influence/layer_01"] == pytest.approx(1 - (1 + 0) / 2)
+    # 45° and, for the zero vector, a right angle
+    assert found["depth/angular_distance/layer_00"] == pytest.approx((1 / 4 + 1 / 2) / 2)
+    assert found["depth/angular_distance/layer_01"] == pytest.approx((0 + 1 / 2) / 2, abs=1e-3)
     assert found["depth/effective_rank/layer_00"] == pytest.approx(1)  # both tokens are the same
 
 
@@ -46,6 +49,18 @@ def test_effective_rank_of_bad_streams() -> None:
     assert math.isnan(ranks[1])
     assert 1 < ranks[2] < 4
     assert effective_rank(torch.zeros(1, 5, 4)).isfinite().all()
+
+
+def test_linear_cka_by_hand() -> None:
+    x = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 2.0], [0.0, -2.0]])
+    turn = torch.tensor([[0.6, -0.8], [0.8, 0.6]])
+    only = x * torch.tensor([1.0, 0.0])  # its first column alone
+    found = linear_cka(torch.stack([x, 3 * x @ turn + 5, only, torch.ones(4, 2)]))
+    assert found[0, 1] == pytest.approx(1)  # a rotation, a factor and a shift change nothing
+    # ⟨K, K'⟩ = Σ (Xᵀ X')² = 2² and ‖K‖ = √(2² + 8²), ‖K'‖ = 2
+    assert found[0, 2] == pytest.approx(4 / (math.sqrt(68) * 2))
+    assert found[2, 0] == found[0, 2]
+    assert found[3].isnan().all()  # the same at every token: no similarity to speak of
 
 
 def test_source_weights_by_hand() -> None:

@@ -34,6 +34,7 @@ STYLES = {  # an arm has the first of these that one of its jobs has
     "waiting": "dim",
     "finished": "green",
 }
+FILE_WIDTH = 120  # columns where stderr is no terminal
 ENDED = ("finished", "failed", "pruned", "interrupted")
 
 
@@ -74,8 +75,9 @@ class Board:
     ) -> None:
         self._title, self._rows, self._total, self._headline = title, rows, total, headline
         self._results = {**({metric: RESULTS.get(metric, metric)} if metric else {}), **RESULTS}
-        self._console = Console(stderr=True, highlight=False)
-        self._live = Live(console=self._console, auto_refresh=False) if sys.stderr.isatty() else None
+        terminal = sys.stderr.isatty()
+        self._console = Console(stderr=True, highlight=False, width=None if terminal else FILE_WIDTH)
+        self._live = Live(console=self._console, auto_refresh=False) if terminal else None
         self._shown = 0.0
 
     def __enter__(self) -> Board:
@@ -157,8 +159,11 @@ class Board:
         return arms[first : first + height]
 
     def _result(self, rows: Sequence[Row]) -> tuple[str, str]:
-        """Return value and unit: the mean over the jobs that finished, else over those that have any value yet."""
-        for some in ([r for r in rows if r.status == "finished"], rows):
+        """Return value and unit: the mean over the jobs that finished, else over those that have any value yet.
+
+        What a failed job had before it failed is no result.
+        """
+        for some in ([r for r in rows if r.status == "finished"], [r for r in rows if r.status != "failed"]):
             for name, unit in self._results.items():
                 values = _values(some, name)
                 if values:

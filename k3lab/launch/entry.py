@@ -122,7 +122,7 @@ class Entry:
         entry.metrics = record["metrics"]
         entry.again = (entry.folder / JOB).is_file()
         own = read_summary(entry.folder) or {}
-        if own.get("status") == "finished" or (entry.status not in ENDED and own.get("status") in ENDED):
-            entry.adopt(own)  # the sweep was killed before it took note
+        if entry.status not in ENDED and own.get("status") in ENDED:  # the sweep was killed before it took note
+            entry.adopt(own)
             entry.wall_s = float(own.get("wall_s") or entry.wall_s)
         return entry

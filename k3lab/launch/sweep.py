@@ -23,7 +23,7 @@ from k3lab.launch.job import job_environment
 from k3lab.launch.single import split_resume
 from k3lab.launch.stop import Stop
 from k3lab.sweep.base import Sweeper, Trial
-from k3lab.sweep.space import parse_space
+from k3lab.sweep.space import parse_space, with_arms
 from k3lab.tracking import environment, names
 from k3lab.tracking.local import read_summary, write_summary
 from k3lab.tracking.run import Tracker
@@ -45,7 +45,8 @@ def run_sweep(overrides: list[str]) -> int:
     resume, rest = split_resume(overrides)
     if resume not in (None, "auto"):
         raise UserError(f"resume={resume}: names one run; with -m, resume=auto goes on with an unfinished sweep")
-    space = parse_space(rest)
+    arms = _load(parse_space(rest).first()).sweep.arms
+    space = parse_space(with_arms(rest, arms))
     config = _load(space.first())
     sweeper: Sweeper = component("sweep", config.sweep.name)(config.sweep, config, space)
     _check_metric(sweeper.metric)

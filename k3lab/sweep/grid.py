@@ -20,6 +20,7 @@ class GridSettings:
     """How the combinations are repeated."""
 
     name: str = "grid"
+    arms: list[str] | None = None  # overrides with several values, for keys that the command line does not give
     seeds: int | None = None  # repeat each combination with so many seeds, counted up from `seed`
 
     def __post_init__(self) -> None:

@@ -31,6 +31,7 @@ class OptunaSettings:
     """How to search."""
 
     name: str = "optuna"
+    arms: list[str] | None = None  # dimensions for keys that the command line does not give
     trials: int = 20  # points tried, those that failed or were pruned included
     metric: str = "val/loss"  # its last value is a trial's result
     direction: str = "auto"
@@ -167,7 +168,8 @@ class Optuna(Sweeper):
                     one.trial.report(value, step)
             if one.trial.should_prune():
                 step, value = list(new.items())[-1]
-                one.leave = f"{self.metric} {value:.4g} at step {step}: worse than the median"
+                where = f" with {self._seeds[0]}" if self._seeds[0] else ""
+                one.leave = f"{self.metric} {value:.4g} at step {step}{where}: worse than the median"
         return one.leave
 
     def tell(self, trial: Trial, status: str, metrics: Metrics) -> None:

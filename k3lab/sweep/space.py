@@ -87,6 +87,13 @@ def parse_space(overrides: Iterable[str]) -> Space:
     return Space(tuple(fixed), tuple(dimensions))
 
 
+def with_arms(overrides: Iterable[str], arms: Iterable[str] | None) -> list[str]:
+    """Return the overrides of a command line and those of ``sweep.arms`` whose key it does not give itself."""
+    given = list(overrides)
+    keys = {parse_hydra(text).key_or_group for text in given}
+    return given + [text for text in arms or () if parse_hydra(text).key_or_group not in keys]
+
+
 def number(value: float) -> str:
     """Return a number as an override has it, whole ones without a point."""
     return str(int(value)) if float(value).is_integer() else repr(float(value))

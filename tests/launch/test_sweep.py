@@ -176,3 +176,18 @@ def test_an_unwritable_output_is_one_line(calls: Any, tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file")
     with pytest.raises(UserError, match=r"paths\.output: cannot write to"):
         run_sweep([f"paths.output={tmp_path}/runs", "tracking=none", "seed=1,2"])
+
+
+def test_an_experiment_brings_its_arms_and_the_command_line_wins(
+    calls: Any, base: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arms = "sweep.arms=['decay=softplus,scalar','router=topk,quantile','optim.lr=1e-3']"
+    assert run_sweep([*base, arms, "router=sign_bias", "sweep.seeds=2"]) == 0
+    _, summary = swept(capsys)
+    assert [j["label"] for j in summary["jobs"]] == [
+        f"decay={d} seed={s}" for d in ("softplus", "scalar") for s in (0, 1)
+    ]
+    assert all("optim.lr=1e-3" in j["overrides"] for j in summary["jobs"])
+    assert all("router=sign_bias" in j["overrides"] for j in summary["jobs"])
+    with pytest.raises(UserError, match="one for the whole sweep"):
+        run_sweep([*base, "sweep.arms=['launch.jobs=1,2']"])

@@ -10,6 +10,7 @@ from k3lab.config.errors import UserError
 from k3lab.config.load import load, load_folder
 from k3lab.config.overrides import parse
 from k3lab.launch.folders import output_of, run_folder, with_output
+from k3lab.launch.outcome import print_outcome
 
 # What may change when a run goes on: it stays the same experiment.
 MAY_CHANGE = (
@@ -35,6 +36,8 @@ def run_single(overrides: list[str]) -> int:
     from k3lab.training.run import run_training
 
     code = run_training(config, folder, resume=going_on)
+    if code == 0:
+        print_outcome(folder)
     sys.stderr.flush()
     print(folder, flush=True)
     return code

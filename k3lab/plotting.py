@@ -122,9 +122,15 @@ def plain_log(axis: Axis) -> None:
     axis.set_tick_params(which="minor", labelsize=8.8)
 
 
-def whole_numbers(axis: Axis) -> None:
-    """Tick at integers alone."""
-    axis.set_major_locator(MaxNLocator(integer=True))
+def whole_numbers(axis: Axis, most: int = 8) -> None:
+    """Tick at up to ``most`` + 1 integers alone, and write thousands short."""
+    axis.set_major_locator(MaxNLocator(most, integer=True))
+    axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1000:g}k" if abs(x) >= 1e4 else f"{x:g}"))
+
+
+def thin(lines: int) -> dict[str, float]:
+    """Width and opacity of one of many lines in a panel."""
+    return {"lw": 1.2} if lines <= 12 else {"lw": 0.7, "alpha": 0.6}
 
 
 def shades(count: int) -> list[Any]:

@@ -18,6 +18,7 @@ from k3lab.tracking.store import default_uri, ensure_store
 
 TINY = [
     *("model.hidden_size=32", "model.heads=2", "model.layers=2", "ffn.experts=4", "ffn.top_k=2", "diagnostics=cheap"),
+    "diagnostics.figures=false",
     *("data.batch_size=2", "data.seq_len=32", "trainer.val_batches=1", "trainer.accelerator=cpu", "name=lab"),
 ]
 

@@ -26,6 +26,7 @@ from k3lab.plotting import (
     shades,
     some_of,
     spread_out,
+    thin,
     whole_numbers,
 )
 from k3lab.tracking import names
@@ -102,7 +103,7 @@ def draw_biases(history: History, file: Path) -> bool:
             axis.fill_between(steps, q25, q75, color=BLUE, alpha=0.45, lw=0, label="middle half of the experts")
             axis.plot(steps, middle, color=BLACK, label="median expert", marker="o" if len(steps) < 3 else "", ms=3)
             axis.set_title(f"decoder layer {layer}")
-            whole_numbers(axis.xaxis)
+            whole_numbers(axis.xaxis, 4)
         label_below(axes, columns, "optimizer step")
         figure.supylabel("bias (in units of the score)", fontsize=9.5)
         handles, labels = axes[0].get_legend_handles_labels()
@@ -145,7 +146,7 @@ def draw_drops(history: History, file: Path) -> bool:
             for row, layer in enumerate(table.layers_L):
                 few = len(table.layers_L) <= 8
                 label = f"layer {layer}" if few or row in (0, len(table.layers_L) - 1) else None
-                axis.plot(table.steps_N, 100 * table.values_LN[row], color=tones[row], lw=1, label=label)
+                axis.plot(table.steps_N, 100 * table.values_LN[row], color=tones[row], label=label, **thin(len(tones)))
             axis.plot(line.steps_N, 100 * line.values_N, color=VERMILLION, lw=1.2, ls="--", label="worst layer")
             axis.set_title(f"capacity {factor:g} × the mean load")
             from_zero(axis)

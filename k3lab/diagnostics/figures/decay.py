@@ -25,6 +25,7 @@ from k3lab.plotting import (
     shades,
     some_of,
     spread_out,
+    thin,
     whole_numbers,
 )
 from k3lab.tracking import names
@@ -50,7 +51,7 @@ def draw_spectrum(snapshot: Snapshot, file: Path) -> bool:
         for axis, layer in zip(axes, shown, strict=True):
             values = snapshot.half_lives[layer].flatten().double().numpy()
             share = np.full(len(values), 100 / len(values))
-            axis.hist(values, borders, weights=share, color=BLUE, edgecolor="white", linewidth=0.5)
+            axis.hist(values, borders.tolist(), weights=share, color=BLUE, edgecolor="white", linewidth=0.5)
             axis.set_xscale("log")
             bound = snapshot.bounds[layer]
             if bound is not None:
@@ -89,12 +90,14 @@ def draw_over_steps(history: History, file: Path) -> bool:
                 for row, layer in enumerate(table.layers_L):
                     known = len(table.layers_L) <= 8 or row in (0, len(table.layers_L) - 1)
                     label = f"layer {layer}" if known else None
-                    axis.plot(table.steps_N, scale * table.values_LN[row], color=tones[row], lw=1.1, label=label)
+                    axis.plot(
+                        table.steps_N, scale * table.values_LN[row], color=tones[row], label=label, **thin(len(tones))
+                    )
                 axis.plot(line.steps_N, scale * line.values_N, color=VERMILLION, ls="--", label="all layers")
             else:
                 axis.text(0.5, 0.5, "the decay has no bound", transform=axis.transAxes, ha="center", va="center")
             axis.set_xlabel("optimizer step")
-            whole_numbers(axis.xaxis)
+            whole_numbers(axis.xaxis, 5)
         log_scale(half)
         half.set_title("median half-life; band: 10 to 90 %")
         half.set_ylabel("half-life (tokens, log scale)")

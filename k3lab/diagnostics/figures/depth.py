@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def draw_sizes(history: History, file: Path) -> bool:
             heat.set_title(title)
             heat.set_xlabel("optimizer step")
             heat.set_ylabel("sublayer" if column == 0 else "")
-            whole_numbers(heat.xaxis)
+            whole_numbers(heat.xaxis, 6)
             heat.set_yticks(spread_out(list(table.layers_L), 9))
             plain_log(figure.colorbar(mesh, ax=heat, pad=0.01, aspect=16).ax.yaxis)
             _profiles(profile, table)
@@ -135,7 +136,8 @@ def draw_sources(found: tuple[list[str], np.ndarray] | None, file: Path, when: s
     title = f"Attention over depth {when}: what each sublayer reads (% of its input; a row adds up to 100)"
     with canvas(1.5 + min(6.5, 0.24 * readers), file, title) as figure:
         axis = figure.subplots()
-        image = axis.imshow(100 * weight_MS, cmap=HEAT, vmin=0, vmax=100, aspect="auto", interpolation="nearest")
+        most = max(10.0, 10 * math.ceil(10 * float(np.nanmax(weight_MS)) - 1e-9))
+        image = axis.imshow(100 * weight_MS, cmap=HEAT, vmin=0, vmax=most, aspect="auto", interpolation="nearest")
         axis.grid(False)
         axis.set_xticks(spread_out(range(sources), 24))
         shown = spread_out(range(readers), 26)
@@ -143,6 +145,6 @@ def draw_sources(found: tuple[list[str], np.ndarray] | None, file: Path, when: s
         axis.set_xlabel("source: 0 is the embedding, then blocks or sublayers in order; the last may be a running sum")
         axis.set_ylabel("reading sublayer")
         if sources <= 24 and readers <= 30:
-            numbers_in(axis, 100 * weight_MS, 50)
+            numbers_in(axis, 100 * weight_MS, most / 2)
         figure.colorbar(image, ax=axis, pad=0.01, aspect=24).set_label("weight (%)")
     return True

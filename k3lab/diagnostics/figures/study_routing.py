@@ -87,7 +87,9 @@ def draw_classes(metrics: Mapping[str, float], data: Mapping[str, Any], tallies:
             image = axis.imshow(lift_CE, cmap=DIVERGING, norm=norm, aspect="auto", interpolation="nearest")
             axis.grid(False)
             share = metrics[names.layer(names.ROUTING_SPECIALISATION, layer)]
-            axis.set_title(f"layer {layer}: the kind explains {100 * share:.1f} % of the choice")
+            token = metrics.get(names.layer(names.ROUTING_TOKEN_SPECIALISATION, layer))
+            more = f", the token {100 * token:.0f} %" if token is not None else ""
+            axis.set_title(f"layer {layer}: kind explains {100 * share:.0f} % of the choice{more}")
             axis.set_yticks(range(len(labels)), labels)
             whole_numbers(axis.xaxis)
         label_below(axes, columns, "expert")

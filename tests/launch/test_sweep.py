@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -191,3 +192,23 @@ def test_an_experiment_brings_its_arms_and_the_command_line_wins(
     assert all("router=sign_bias" in j["overrides"] for j in summary["jobs"])
     with pytest.raises(UserError, match="one for the whole sweep"):
         run_sweep([*base, "sweep.arms=['launch.jobs=1,2']"])
+
+
+def test_a_killed_grid_goes_on_with_the_missing_arms(
+    calls: Any, base: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls.behave = lambda j, c: -9 if j.index == 2 else calls.train(j, c)
+    arms = [*base, "decay=softplus,scalar", "sweep.seeds=2"]
+    assert run_sweep(arms) == 1
+    folder, summary = swept(capsys)
+    summary["status"] = summary["jobs"][1]["status"] = "running"  # as a kill −9 leaves it, job 1 about to end
+    summary["jobs"][3] |= {"status": "waiting", "metrics": {}, "steps": 0}
+    write_summary(folder, summary)
+    shutil.rmtree(folder / summary["jobs"][3]["folder"])
+    calls.behave = calls.train
+    assert run_sweep([*arms, "resume=auto"]) == 0
+    again, after = swept(capsys)
+    assert again == folder
+    assert [(j.index, j.resume) for j in calls.made[-1].jobs] == [(2, True), (3, False)]
+    assert [j["status"] for j in after["jobs"]] == ["finished"] * 4
+    assert [j["arm"] for j in after["jobs"]] == ["decay=softplus"] * 2 + ["decay=scalar"] * 2

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 WIDTH = 9.0  # inches: a page at 100 pixels an inch
-DPI = 150
+DPI = 170
 # Okabe and Ito's colours without the yellow, which white paper swallows.
 BLACK, BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE = (
     *("#3a3a3a", "#0072B2", "#D55E00", "#009E73"),
@@ -128,7 +128,7 @@ def whole_numbers(axis: Axis, most: int = 8) -> None:
     axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1000:g}k" if abs(x) >= 1e4 else f"{x:g}"))
 
 
-def thin(lines: int) -> dict[str, float]:
+def thin(lines: int) -> dict[str, Any]:
     """Width and opacity of one of many lines in a panel."""
     return {"lw": 1.2} if lines <= 12 else {"lw": 0.7, "alpha": 0.6}
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from k3lab import plotting
 from k3lab.report.analysis import Analysis, analyse
 from k3lab.report.arms import group, strata
 from k3lab.report.collect import collect
-from k3lab.report.figures import style
 from k3lab.report.run import run_report
 
 
@@ -30,7 +30,7 @@ def analyses(tmp_path: Path) -> Callable[..., list[Analysis]]:
 def report(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Return a function that writes a report and returns its folder, page, Markdown and printed lines."""
 
-    monkeypatch.setattr(style, "DPI", 40)  # drawing is what takes time
+    monkeypatch.setattr(plotting, "DPI", 40)  # drawing is what takes time
 
     def build(*targets: str, **options: Any) -> tuple[Path, str, str, list[str]]:
         capsys.readouterr()

@@ -9,24 +9,12 @@ import numpy as np
 from matplotlib.colors import LogNorm
 from matplotlib.lines import Line2D
 
+from k3lab.plotting import BLACK, HEAT, canvas, grid, log_scale, plain_log, whole_numbers
 from k3lab.report.analysis import Analysis
 from k3lab.report.arms import Arm
 from k3lab.report.document import Part, Picture, Strong
 from k3lab.report.figures import series
-from k3lab.report.figures.style import (
-    BLACK,
-    HEAT,
-    canvas,
-    chosen,
-    colours,
-    dashes,
-    grid,
-    legend,
-    log_scale,
-    plain_log,
-    whole_numbers,
-    wrap,
-)
+from k3lab.report.figures.style import chosen, colours, dashes, legend, wrap
 from k3lab.tracking import names
 
 _LAYER = re.compile(rf"balance/layer_(\d+)/{names.BALANCE_MAX_VIO.split('/')[1]}")

@@ -7,22 +7,12 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
+from k3lab.plotting import BLACK, GREY, canvas, grid
 from k3lab.report.analysis import Analysis
 from k3lab.report.arms import Arm
 from k3lab.report.document import Part, Picture, Strong
 from k3lab.report.figures import series
-from k3lab.report.figures.style import (
-    BLACK,
-    GREY,
-    TONES,
-    canvas,
-    chosen,
-    colours,
-    dashes,
-    grid,
-    legend,
-    wrap,
-)
+from k3lab.report.figures.style import TONES, chosen, colours, dashes, legend, wrap
 from k3lab.report.metrics import LOWER, metric
 from k3lab.tracking import names
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 from matplotlib.lines import Line2D
 
+from k3lab.plotting import GREY, canvas, log_scale, whole_numbers
 from k3lab.report.analysis import Analysis
 from k3lab.report.arms import Arm
 from k3lab.report.document import Part, Picture, Strong
 from k3lab.report.figures import series
-from k3lab.report.figures.style import GREY, canvas, chosen, colours, dashes, legend, log_scale, whole_numbers
+from k3lab.report.figures.style import chosen, colours, dashes, legend
 from k3lab.tracking import names
 
 _LAYER = re.compile(r"decay/layer_(\d+)/(\w+)")

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from k3lab.plotting import HEAT, canvas, log_scale, whole_numbers
 from k3lab.report.analysis import Analysis
 from k3lab.report.arms import Arm
 from k3lab.report.document import Part, Picture, Strong
-from k3lab.report.figures.style import HEAT, canvas, chosen, colours, dashes, legend, log_scale, whole_numbers, wrap
+from k3lab.report.figures.style import chosen, colours, dashes, legend, wrap
 from k3lab.tracking import names
 
 _SUBLAYER = re.compile(r"layer_(\d+)$")

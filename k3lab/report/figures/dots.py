@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from k3lab.plotting import BLACK, BLUE, GREY, VERMILLION, canvas
 from k3lab.report.analysis import Analysis
 from k3lab.report.arms import Arm
 from k3lab.report.document import Part, Picture, Strong
 from k3lab.report.factorial import Factorial
-from k3lab.report.figures.style import BLACK, BLUE, GREY, TONES, VERMILLION, canvas, chosen, wrap
+from k3lab.report.figures.style import TONES, chosen, wrap
 from k3lab.report.metrics import HIGHER, LOWER, metric
 
 

@@ -1,78 +1,21 @@
-"""One look for all figures: colours that colour-blind readers tell apart, labels at page width, no decoration."""
+"""What all figures of a report share: a colour and a line style for each arm, legends, names on several lines."""
 
 from __future__ import annotations
 
 import math
 import textwrap
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-import matplotlib
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from k3lab.plotting import BLACK, BLUE, CYCLE, VERMILLION
 from k3lab.report.analysis import Analysis
 from k3lab.report.arms import Arm
 
-WIDTH = 9.0  # inches; the page shows 100 pixels an inch
-DPI = 170
-# Okabe and Ito's colours without the yellow, which white paper swallows.
-BLACK, BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE = (
-    *("#3a3a3a", "#0072B2", "#D55E00", "#009E73"),
-    *("#CC79A7", "#56B4E9", "#E69F00"),
-)
-CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
-GREY = "#8a8a8a"
 TONES = {"better": BLUE, "worse": VERMILLION}
 MOST = 12  # arms in one figure
-HEAT = "cividis"  # readable in grey and with every kind of colour vision
-
-RC: Any = {
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 9.5,
-    "axes.titlesize": 10,
-    "axes.titleweight": "normal",
-    "axes.titlelocation": "left",
-    "axes.labelsize": 9.5,
-    "axes.labelcolor": "#222222",
-    "axes.edgecolor": "#777777",
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e4e4e4",
-    "grid.linewidth": 0.7,
-    "xtick.labelsize": 8.8,
-    "ytick.labelsize": 8.8,
-    "xtick.color": "#444444",
-    "ytick.color": "#444444",
-    "legend.frameon": False,
-    "legend.fontsize": 8.8,
-    "lines.linewidth": 1.6,
-    "lines.solid_capstyle": "round",
-    "savefig.facecolor": "white",
-    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
-}
-
-
-@contextmanager
-def canvas(height: float, path: Path) -> Iterator[Figure]:
-    """Yield an empty figure of the page's width and save it to ``path``."""
-    with matplotlib.rc_context(RC), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a glyph that the font lacks, a layout that had to give way
-        figure = Figure(figsize=(WIDTH, height), layout="constrained")
-        yield figure
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=DPI, metadata={"Software": None})
 
 
 def colours(analysis: Analysis) -> dict[str, str]:
@@ -120,39 +63,3 @@ def legend(figure: Figure, analysis: Analysis, arms: Sequence[Arm], extra: Seque
 def label(arm: Arm, analysis: Analysis) -> str:
     """Return an arm's name in a legend."""
     return arm.short + (" (baseline)" if arm is analysis.baseline else "")
-
-
-def log_scale(axes: Axes) -> None:
-    """Scale the vertical axis by logarithm, with plain numbers at 1, 2 and 5."""
-    axes.set_yscale("log")
-    plain_log(axes.yaxis)
-
-
-def plain_log(axis: Axis) -> None:
-    """Write plain numbers at 1, 2 and 5 of a logarithmic axis, at more of them if it is short."""
-
-    def between(x: float, _: object) -> str:
-        low, high = axis.get_view_interval()
-        told = "25" if high > 8 * low > 0 else "2357" if high > 2.5 * low > 0 else "23456789"
-        return f"{x:g}" if f"{x:.0e}"[0] in told else ""
-
-    axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-    axis.set_minor_formatter(FuncFormatter(between))
-    axis.set_tick_params(which="minor", labelsize=8.8)
-
-
-def whole_numbers(axis: Axis) -> None:
-    """Tick at integers alone."""
-    axis.set_major_locator(MaxNLocator(integer=True))
-
-
-def grid(figure: Figure, count: int, columns: int) -> list[Axes]:
-    """Return ``count`` axes in rows of ``columns`` that share both scales; unused places stay empty."""
-    columns = min(columns, count)
-    rows = math.ceil(count / columns)
-    axes = np.asarray(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)).ravel()
-    for axis in axes[count:]:
-        axis.set_visible(False)
-    for axis in axes[max(0, count - columns) : count]:
-        axis.tick_params(labelbottom=True)
-    return list(axes[:count])

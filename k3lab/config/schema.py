@@ -101,6 +101,12 @@ class Config:
             if hasattr(part, "check"):
                 part.check(self)
 
+    def require_inputs(self) -> None:
+        """Let every component look for the files it will read; raises UserError."""
+        for part in self.parts():
+            if hasattr(part, "require_inputs"):
+                part.require_inputs()
+
     def warnings(self) -> list[str]:
         """Return the components' one-line warnings."""
         return [line for part in self.parts() if hasattr(part, "warnings") for line in part.warnings(self)]

@@ -57,6 +57,13 @@ class TextSettings:
         if vocabulary is not None and vocabulary < 256:
             raise ValueError(f"model.vocab_size={vocabulary}: data=text has 256 tokens; must be at least 256, or null")
 
+    def require_inputs(self) -> None:
+        """Raise UserError for paths that do not exist or hold no file, before anything slow is imported."""
+        from k3lab.data.files import find_files  # here, since settings are read without the rest of this file
+
+        if self.path is not None:
+            find_files(self.path if isinstance(self.path, list) else [self.path], self.pattern)
+
 
 class Text(Source):
     """Byte sequences of a corpus on disk; vocabulary 256."""

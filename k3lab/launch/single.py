@@ -31,6 +31,7 @@ def run_single(overrides: list[str]) -> int:
     else:
         folder, going_on = _require_run(resume), True
         config = _config_of(folder, rest)
+    config.require_inputs()
     for line in config.warnings():
         print(f"k3lab: warning: {line}", file=sys.stderr)
     from k3lab.training.run import run_training

@@ -78,6 +78,8 @@ def corpora(option: str, corpus: Path, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize(("group", "option"), [(g, o) for g in groups() if g not in ELSEWHERE for o in options(g)])
 def test_every_option_trains_two_steps(group: str, option: str, corpus: Path, tmp_path: Path) -> None:
+    if (group, option) == ("data", "hub"):
+        pytest.importorskip("datasets")
     if (group, option) in TOO_LARGE | NEEDS_GPU:
         load([f"{group}={option}"])
         return

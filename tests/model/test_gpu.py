@@ -25,7 +25,7 @@ def make(compose: Callable[..., Any], mixers: tuple[str, ...]) -> Any:
 
 def gradients(model: Any, x: torch.Tensor, forward: Any = None) -> dict[str, torch.Tensor]:
     model.zero_grad()
-    logits = (forward or model)(x).logits_BTV.float()
+    logits = (model if forward is None else forward)(x).logits_BTV.float()
     F.cross_entropy(logits[:, :-1].flatten(0, 1), x[:, 1:].flatten()).backward()
     # a copy: moving a model to a device moves the gradients that it still holds
     return {k: p.grad.detach().cpu().clone() for k, p in model.named_parameters() if p.grad is not None}

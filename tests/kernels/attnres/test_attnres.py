@@ -212,6 +212,23 @@ def test_compiles_whole_at_every_depth():
     assert all(torch.equal(a, b) for a, b in zip(grads, want, strict=True))
 
 
+@pytest.mark.parametrize("L", [1, 2, 3])
+@pytest.mark.parametrize("grad", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_compiles_whole_where_nothing_needs_a_gradient(L, grad):
+    """Then Dynamo calls a Function's forward itself, and guesses from the number of arguments whether it takes ctx."""
+    query, weight, *sources = torch.randn(2 + L, 16).unbind(0)
+
+    def both(query, weight, *sources):
+        (inter,), lse = attnres_inter(query[None], weight[None], sources)
+        return fused_attnres(query, sources, weight, weight), attnres_merge(query, weight, sources[0], inter, lse[0])
+
+    torch._dynamo.reset()
+    with grad():
+        compiled = torch.compile(both, fullgraph=True, backend="aot_eager")
+        for a, b in zip(compiled(query, weight, *sources), both(query, weight, *sources), strict=True):
+            assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("f", [naive_attnres, fused_attnres])
 @pytest.mark.parametrize(
     "change,name",

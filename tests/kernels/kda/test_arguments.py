@@ -156,7 +156,8 @@ def test_compiles_whole_with_packed_sequences(kda_inputs, run_kda):
     options = {**GATE, "lower_bound": -5.0, "A_log": torch.zeros(2).requires_grad_(), "cu_seqlens": cu}
     compiled = torch.compile(chunk_kda, fullgraph=True, backend="aot_eager")
     want, got = (run_kda(f, inputs, h0, **options) for f in (chunk_kda, compiled))
-    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    # Not bit for bit: some versions of the tracer take the operators around the custom op apart.
+    assert all((a - b).norm() <= 1e-6 * b.norm() for a, b in zip(got, want, strict=True))
 
 
 @pytest.mark.parametrize("packed,keep", [(False, False), (True, True)])

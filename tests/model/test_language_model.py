@@ -162,7 +162,7 @@ def test_dropout_is_drawn_from_the_global_generator(compose: Callable[..., Any])
 
 
 @pytest.mark.parametrize("residual", options("residual"))
-def test_training_forward_compiles_without_a_graph_break(compose: Callable[..., Any], residual: str) -> None:
+def test_compiles_without_a_graph_break(compose: Callable[..., Any], residual: str) -> None:
     model = make(compose, residual=(residual, {"block_layers": 1} if residual == "block_attnres" else {}), layers=2)
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -171,3 +171,6 @@ def test_training_forward_compiles_without_a_graph_break(compose: Callable[..., 
     torch.testing.assert_close(out.logits_BTV, model(x).logits_BTV)
     out.logits_BTV.square().mean().backward()
     assert len(out.routings) == 2
+    model.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x).logits_BTV, model(x).logits_BTV)

@@ -7,6 +7,7 @@ Shapes: S queries, L sources, T tokens (all leading dimensions), D hidden.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ def _inverse_rms(x_TD: Tensor, eps: float) -> Tensor:
     return (x_TD.square().mean(-1) + eps).rsqrt()
 
 
-def _weighted(p_LT: Tensor, sources: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
+def _weighted(p_LT: Tensor, sources: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """Σ_i p_i v_i [T, D]; the first term starts the sum, so that a single source keeps its bits."""
     mix_TD = p_LT[0].unsqueeze(-1) * _rows(sources[0], dtype)
     for p_T, x in zip(p_LT[1:], sources[1:], strict=True):
@@ -41,15 +42,10 @@ class DepthMix(Function):
     """(queries [S,D], weights [S,D], output weight [D] or None, sources) → S mixes, p [S,L,...], lse [S,...]."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        eps: float,
-        scale: float,
-        queries: Tensor,
-        weights: Tensor,
-        out_weight: Tensor | None,
-        *sources: Tensor,
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
+        """arguments: eps, scale, queries, weights, out_weight, *sources. Not spelled out: where nothing needs a
+        gradient, torch.compile drops ctx if there are as many arguments as names in this signature."""
+        eps, scale, queries, weights, out_weight, *sources = arguments
         first, dtype = sources[0], compute_dtype(sources[0])
         L, S = len(sources), queries.shape[0]
         with _autocast_off(first):

@@ -52,7 +52,8 @@ class DiagnosticsCallback(Callback):
         step = pl_module.step
         if step == self.step_before or not self.settings.enabled:
             return
-        if step % self.settings.every == 0 or step == self.max_steps:
+        every = self.settings.steps_between(pl_module.model.embedding.weight.device.type)
+        if step % every == 0 or step == self.max_steps:
             self._measure(trainer, pl_module, batch)
         elif self.log_every is not None and step % self.log_every == 0:
             self._log(pl_module, balance_metrics(pl_module.model, pl_module.last_counts))

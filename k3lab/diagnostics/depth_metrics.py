@@ -61,7 +61,8 @@ def depth_table(mixtures: Sequence[Tensor], outputs: Sequence[Tensor], grads: Se
 
 def by_sublayer(by_name: Mapping[str, Tensor]) -> dict[str, float]:
     """``{name: [L]}`` → ``{name/layer_00: value, …}``, in one copy from the device."""
-    table = torch.stack([values_L.double() for values_L in by_name.values()]).tolist()
+    device = next(iter(by_name.values())).device
+    table = torch.stack([values_L.double().to(device) for values_L in by_name.values()]).tolist()
     return {
         names.depth(name, i): value for name, row in zip(by_name, table, strict=True) for i, value in enumerate(row)
     }
@@ -108,10 +109,11 @@ def update_ratio(outputs_LND: Tensor, inputs_LND: Tensor) -> Tensor:
 def effective_rank(x_LND: Tensor) -> Tensor:
     """exp of the entropy of the normalised singular values of each [N,D] matrix: [L], NaN for a non-finite one.
 
-    From the eigenvalues of the smaller Gram matrix, in fp64 because that squares the condition number.
+    From the eigenvalues of the smaller Gram matrix, in fp64 because that squares the condition number, and on the
+    CPU because many small symmetric matrices are what a GPU is slow at. The result is on the CPU.
     """
     x_LND = x_LND.double()
-    gram_LMM = x_LND @ x_LND.mT if x_LND.shape[1] <= x_LND.shape[2] else x_LND.mT @ x_LND
+    gram_LMM = (x_LND @ x_LND.mT if x_LND.shape[1] <= x_LND.shape[2] else x_LND.mT @ x_LND).cpu()
     finite_L = gram_LMM.isfinite().flatten(1).all(1)
     eigenvalues_LM = torch.linalg.eigvalsh(torch.where(finite_L[:, None, None], gram_LMM, 0.0))
     sigma_LM = eigenvalues_LM.clamp_min(0).sqrt()

@@ -50,6 +50,9 @@ def test_schedule(make_model: Any, batch: dict[str, Tensor]) -> None:
     assert steps(0, every=2) == [0, 2, 4]
     assert steps(0, every=1) == [0, 1, 2, 3, 4, 5]
     assert steps(0, every=50) == [0]
+    assert steps(49) == [50]  # the default on a CPU
+    assert DiagnosticsSettings().steps_between("cuda") == 200
+    assert DiagnosticsSettings(every=3).steps_between("cuda") == 3
     assert steps(4, every=2) == [6, 8]  # resumed: the measurement of step 4 was made before
     assert steps(0, every=2, last=5) == [0, 2, 4, 5]  # and after the last step
     assert steps(0, every=5, last=5) == [0, 5]

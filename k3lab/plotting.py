@@ -124,13 +124,18 @@ def plain_log(axis: Axis) -> None:
 
 def whole_numbers(axis: Axis, most: int = 8) -> None:
     """Tick at up to ``most`` + 1 integers alone, and write thousands short."""
-    axis.set_major_locator(MaxNLocator(most, integer=True))
+    axis.set_major_locator(MaxNLocator(most, integer=True, min_n_ticks=1))
     axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1000:g}k" if abs(x) >= 1e4 else f"{x:g}"))
 
 
 def thin(lines: int) -> dict[str, Any]:
     """Width and opacity of one of many lines in a panel."""
     return {"lw": 1.2} if lines <= 12 else {"lw": 0.7, "alpha": 0.6}
+
+
+def dots(points: int) -> dict[str, Any]:
+    """Markers for a line of so few points that it might not be seen."""
+    return {"marker": "o", "ms": 4} if points < 3 else {}
 
 
 def shades(count: int) -> list[Any]:

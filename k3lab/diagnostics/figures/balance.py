@@ -17,6 +17,7 @@ from k3lab.plotting import (
     SKY,
     VERMILLION,
     canvas,
+    dots,
     edges,
     from_zero,
     grid,
@@ -46,10 +47,10 @@ def draw_load(history: History, file: Path) -> bool:
     title = "Load balance: how far the busiest expert of a layer is above its share (MaxVio; 0 is even)"
     with canvas(3.9 + 0.12 * min(len(table.layers_L), 16), file, title) as figure:
         over, heat = figure.subplots(2, 1, sharex=True, height_ratios=[1, 0.9 + 0.06 * min(len(table.layers_L), 16)])
-        over.plot(worst.steps_N, worst.values_N, color=BLUE, label="worst layer")
+        over.plot(worst.steps_N, worst.values_N, color=BLUE, label="worst layer", **dots(len(worst.steps_N)))
         if floor is not None:
             label = f"sampling floor: even load by chance alone ({ground:.2g})"
-            over.plot(floor.steps_N, floor.values_N, color=BLACK, ls=":", label=label)
+            over.plot(floor.steps_N, floor.values_N, color=BLACK, ls=":", label=label, **dots(len(floor.steps_N)))
         log_scale(over)
         over.set_ylabel("MaxVio (log scale)")
         over.legend(loc="upper right", ncols=2)
@@ -101,7 +102,7 @@ def draw_biases(history: History, file: Path) -> bool:
             axis.axhline(0, color=BLACK, lw=0.8)
             axis.fill_between(steps, low, high, color=SKY, alpha=0.35, lw=0, label="smallest to largest expert")
             axis.fill_between(steps, q25, q75, color=BLUE, alpha=0.45, lw=0, label="middle half of the experts")
-            axis.plot(steps, middle, color=BLACK, label="median expert", marker="o" if len(steps) < 3 else "", ms=3)
+            axis.plot(steps, middle, color=BLACK, label="median expert", **dots(len(steps)))
             axis.set_title(f"decoder layer {layer}")
             whole_numbers(axis.xaxis, 4)
         label_below(axes, columns, "optimizer step")
@@ -143,11 +144,13 @@ def draw_drops(history: History, file: Path) -> bool:
             assert table is not None
             assert line is not None
             tones = shades(len(table.layers_L))
+            style = thin(len(tones)) | dots(len(table.steps_N))
             for row, layer in enumerate(table.layers_L):
                 few = len(table.layers_L) <= 8
                 label = f"layer {layer}" if few or row in (0, len(table.layers_L) - 1) else None
-                axis.plot(table.steps_N, 100 * table.values_LN[row], color=tones[row], label=label, **thin(len(tones)))
-            axis.plot(line.steps_N, 100 * line.values_N, color=VERMILLION, lw=1.2, ls="--", label="worst layer")
+                axis.plot(table.steps_N, 100 * table.values_LN[row], color=tones[row], label=label, **style)
+            worst = {"color": VERMILLION, "ls": "--", "label": "worst layer", **dots(len(line.steps_N))}
+            axis.plot(line.steps_N, 100 * line.values_N, **worst)
             axis.set_title(f"capacity {factor:g} × the mean load")
             from_zero(axis)
             whole_numbers(axis.xaxis)

@@ -17,6 +17,7 @@ from k3lab.plotting import (
     GREEN,
     VERMILLION,
     canvas,
+    dots,
     from_zero,
     grid,
     label_below,
@@ -86,14 +87,13 @@ def draw_over_steps(history: History, file: Path) -> bool:
         )
         for axis, table, line, scale in shares:
             if table is not None and line is not None:
-                tones = shades(len(table.layers_L))
+                tones, mark = shades(len(table.layers_L)), dots(len(table.steps_N))
                 for row, layer in enumerate(table.layers_L):
                     known = len(table.layers_L) <= 8 or row in (0, len(table.layers_L) - 1)
                     label = f"layer {layer}" if known else None
-                    axis.plot(
-                        table.steps_N, scale * table.values_LN[row], color=tones[row], label=label, **thin(len(tones))
-                    )
-                axis.plot(line.steps_N, scale * line.values_N, color=VERMILLION, ls="--", label="all layers")
+                    style = {"color": tones[row], "label": label} | thin(len(tones)) | mark
+                    axis.plot(table.steps_N, scale * table.values_LN[row], **style)
+                axis.plot(line.steps_N, scale * line.values_N, color=VERMILLION, ls="--", label="all layers", **mark)
             else:
                 axis.text(0.5, 0.5, "the decay has no bound", transform=axis.transAxes, ha="center", va="center")
             axis.set_xlabel("optimizer step")

@@ -45,8 +45,11 @@ def max_vio_floor(tokens: int, experts: int, k: int) -> float:
     `CV·m_E`, CV = √(2(1−p)/(T·p)) for p = k/E, m_E the mean of the largest of E standard normals (asymptotic form).
     No tokens: 0.
     """
-    if tokens < 0:
-        raise ValueError(f"tokens={tokens}: must not be negative")
+    for name, number, kinds in (("tokens", tokens, int | float), ("experts", experts, int)):
+        if not isinstance(number, kinds) or isinstance(number, bool):
+            raise TypeError(f"{name}: must be a number, got {type(number).__name__}")
+    if not 0 <= tokens < math.inf:
+        raise ValueError(f"tokens={tokens}: must be finite and not negative")
     check_k(k, experts)
     if tokens == 0:
         return 0.0

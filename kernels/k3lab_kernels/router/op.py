@@ -45,8 +45,8 @@ def topk_route(
     histogram [E, B] int32: every token that `mask` [T] bool keeps adds one count to every expert, in place, in the
     left-closed bin of its margin. Masked tokens are routed like others.
     Returns ids [T, k] int64 in descending biased order, ties to the lower id, and scores [T, k] fp32 (fp64 for fp64
-    logits), through which gradients flow. Raises ValueError or TypeError naming the argument; NaN logits are looked
-    for on a CPU only.
+    logits), through which gradients flow. Raises ValueError or TypeError naming the argument; NaN is looked for on
+    a CPU only.
     """
     check_tensor("logits", logits, "[T, E]", 2, FLOATS)
     T, E = logits.shape
@@ -63,6 +63,7 @@ def topk_route(
         if histogram.shape[1] == 0:
             raise ValueError("histogram: must have at least one bin, got shape " + str(list(histogram.shape)))
     check_no_nan("logits", logits)
+    check_no_nan("bias", bias)
 
     scores_TE = logits.to(dtype).sigmoid()
     with torch.no_grad():
@@ -103,6 +104,7 @@ def quantile_bias(histogram: Tensor, bias: Tensor, k: int) -> Tensor:
     if B == 0:
         raise ValueError(f"histogram: must have at least one bin, got shape {list(histogram.shape)}")
     check_k(k, E)
+    check_no_nan("bias", bias)
     counts = histogram.to(torch.int64)
     reached = counts.cumsum(-1)
     tokens = reached[..., -1:]
@@ -130,6 +132,7 @@ def exact_quantile_bias(scores: Tensor, bias: Tensor, k: int) -> Tensor:
     T, E = scores.shape
     check_k(k, E)
     check_no_nan("scores", scores)
+    check_no_nan("bias", bias)
     if T == 0:
         return bias.detach().clone()
     scores = scores.detach()

@@ -131,6 +131,7 @@ def test_strided_histogram_and_no_change_of_inputs():
         ({"logits": torch.zeros(4, 6, dtype=torch.int64)}, "logits"),
         ({"logits": [[1.0]]}, "logits"),
         ({"bias": torch.zeros(5)}, "bias"),
+        ({"bias": torch.full((6,), torch.nan)}, "bias"),
         ({"bias": torch.zeros(6, dtype=torch.bfloat16)}, "bias"),
         ({"bias": torch.zeros(6, dtype=torch.float64)}, "bias"),
         ({"histogram": torch.zeros(6, 9)}, "histogram"),

@@ -17,6 +17,10 @@ def accumulation_dtype(v: Tensor) -> torch.dtype:
     return torch.float64 if v.dtype == torch.float64 else torch.float32
 
 
+def _is_number(x: object) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool)
+
+
 def _tensor(name: str, x: object, shape: tuple[int, ...] | None, dims: str, dtypes: tuple, device) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: must be a tensor of shape {dims}, got {type(x).__name__}")
@@ -58,9 +62,9 @@ def check_arguments(
     B, T, H, K = q.shape
     HV, V = v.shape[2:]
     device, same = v.device, (v.dtype,)
-    _tensor("v", v, (B, T, HV, V), "[B, T, HV, V]", FLOATS, device)
+    _tensor("v", v, (B, T, HV, V), "[B, T, HV, V] with B and T of q", FLOATS, device)
     _tensor("q", q, None, "[B, T, H, K]", same, device)
-    _tensor("k", k, (B, T, H, K), "[B, T, H, K]", same, device)
+    _tensor("k", k, (B, T, H, K), "[B, T, H, K] of q", same, device)
     for name, size in (("H", H), ("HV", HV), ("K", K), ("V", V)):
         if size == 0:
             raise ValueError(f"{'v' if name in ('HV', 'V') else 'q'}: {name} must be at least 1")
@@ -70,16 +74,14 @@ def check_arguments(
     _tensor("g", g, (B, T, HV, K), "[B, T, HV, K]", wide, device)
     _tensor("beta", beta, (B, T, HV), "[B, T, HV]", wide, device)
 
-    if scale is not None and (isinstance(scale, Tensor) or not math.isfinite(scale)):
+    if scale is not None and not (_is_number(scale) and math.isfinite(scale)):
         raise ValueError(f"scale: must be a finite number or None, got {scale!r}")
-    if chunk_size not in (32, 64):
+    if not isinstance(chunk_size, int) or chunk_size not in (32, 64):
         raise ValueError(f"chunk_size: must be 32 or 64, got {chunk_size!r}")
     if allow_neg_eigval and not use_beta_sigmoid_in_kernel:
         raise ValueError("allow_neg_eigval: needs use_beta_sigmoid_in_kernel=True (it doubles the sigmoid)")
-    if lower_bound is not None:
-        number = isinstance(lower_bound, int | float) and not isinstance(lower_bound, bool)
-        if not (number and LOWEST_BOUND <= lower_bound < 0):
-            raise ValueError(f"lower_bound: must be a number in [{LOWEST_BOUND:g}, 0), got {lower_bound!r}")
+    if lower_bound is not None and not (_is_number(lower_bound) and LOWEST_BOUND <= lower_bound < 0):
+        raise ValueError(f"lower_bound: must be a number in [{LOWEST_BOUND:g}, 0), got {lower_bound!r}")
     if use_gate_in_kernel:
         if A_log is None and lower_bound is None:
             raise ValueError("A_log: the gate without a lower_bound needs it, got None")

@@ -76,6 +76,15 @@ def test_without_a_snapshot_and_with_a_single_measurement(tmp_path: Path) -> Non
     assert {f.stem for f in files} == EVERYTHING - {"drops"}  # before the first step nothing is dropped
 
 
+def test_a_diverged_model_can_be_drawn(tmp_path: Path) -> None:
+    nan = torch.full((2, 4), math.nan)
+    lost = Snapshot(20, 64, {1: nan[0]}, {0: nan, 2: nan}, {0: -5.0, 2: None}, {1: nan[0, :2]}, 4)
+    names_of_all = json.loads((write(tmp_path, [1]) / "metrics.jsonl").read_text())
+    line = {**dict.fromkeys(names_of_all), "step": 2, "time": 0.0}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    draw_run(tmp_path, lost)
+
+
 @pytest.mark.parametrize("load", [10, 0])
 def test_perfect_balance_and_no_tokens_can_be_drawn(tmp_path: Path, load: int) -> None:
     history = History.read(write(tmp_path, [5, 10], counts=[load] * 8))

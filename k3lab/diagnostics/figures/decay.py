@@ -37,12 +37,13 @@ BINS = 4  # a factor of ten
 
 def draw_spectrum(snapshot: Snapshot, file: Path) -> bool:
     """Draw a histogram over channels of the half-life, for every layer; returns whether there was any."""
-    if not snapshot.half_lives:
+    # a diverged model has none
+    layers = [i for i, life_HK in snapshot.half_lives.items() if life_HK.isfinite().all()]
+    if not layers:
         return False
-    layers = list(snapshot.half_lives)
     shown = spread_out(layers)
     everything = np.concatenate([snapshot.half_lives[i].flatten().double().numpy() for i in layers])
-    ends = [e for b in snapshot.bounds.values() if b is not None and (e := math.log(2) / -b)]
+    ends = [math.log(2) / -b for b in snapshot.bounds.values() if b is not None]
     low, high = min(everything.min(), *ends, 1.0), max(everything.max(), 2 * snapshot.tokens)
     borders = 10 ** np.arange(math.floor(BINS * math.log10(low)) / BINS, math.log10(high) + 1 / BINS, 1 / BINS)
     columns = min(4, len(shown))

@@ -129,7 +129,7 @@ def plot_by_sublayer(axis: Axes, layers_L: np.ndarray, values_L: np.ndarray, col
 
 def draw_sources(found: tuple[list[str], np.ndarray] | None, file: Path, when: str = "") -> bool:
     """Draw the mean weight of each source in each mix, from labels [M] and weights [M,S] (NaN: no such source)."""
-    if found is None:
+    if found is None or not np.isfinite(found[1]).any():  # a diverged model reads nothing but NaN
         return False
     label_M, weight_MS = found
     readers, sources = weight_MS.shape

@@ -77,7 +77,7 @@ def draw_classes(metrics: Mapping[str, float], data: Mapping[str, Any], tallies:
     labels = [f"{data['classes'][c]} ({share_C[c]:.1f} %)" for c in seen]
     columns = 2 if len(shown) > 1 else 1
     rows = -(-len(shown) // columns)
-    title = "Kinds of tokens that an expert gets more (orange) or less (violet) of than its share"
+    title = "Kinds of tokens that an expert gets more (orange) or less (violet) of; what explains the choice of expert"
     title += some_of(len(shown), len(tallies), "layers")
     with canvas(1.1 + rows * (0.6 + 0.2 * len(labels)), file, title) as figure:
         axes = grid(figure, len(shown), columns)
@@ -88,8 +88,8 @@ def draw_classes(metrics: Mapping[str, float], data: Mapping[str, Any], tallies:
             axis.grid(False)
             share = metrics[names.layer(names.ROUTING_SPECIALISATION, layer)]
             token = metrics.get(names.layer(names.ROUTING_TOKEN_SPECIALISATION, layer))
-            more = f", the token {100 * token:.0f} %" if token is not None else ""
-            axis.set_title(f"layer {layer}: kind explains {100 * share:.0f} % of the choice{more}")
+            more = f", token {100 * token:.0f} %" if token is not None else ""
+            axis.set_title(f"layer {layer}: kind explains {100 * share:.0f} %{more}")
             axis.set_yticks(range(len(labels)), labels)
             whole_numbers(axis.xaxis)
         label_below(axes, columns, "expert")

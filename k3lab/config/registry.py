@@ -43,9 +43,7 @@ def require_option(group: str, name: str) -> None:
     """Raise UserError unless ``name`` is an option of ``group``."""
     if name not in options(group):
         allowed = options(group)
-        raise UserError(
-            f"{group}={name}: no such option; allowed: {', '.join(allowed)}{nearest(str(name), allowed)}"
-        )
+        raise UserError(f"{group}={name}: no such option; allowed: {', '.join(allowed)}{nearest(str(name), allowed)}")
 
 
 def _module_file(group: str, name: str) -> tuple[Path, str]:

@@ -81,8 +81,11 @@ def test_every_option_of_the_techniques_has_a_component(group: str) -> None:
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("decay=lowerbound", "decay=lowerbound: no such option; allowed: lower_bound, none, scalar, softplus; "
-                             "did you mean 'lower_bound'?"),
+        (
+            "decay=lowerbound",
+            "decay=lowerbound: no such option; allowed: lower_bound, none, scalar, softplus; "
+            "did you mean 'lower_bound'?",
+        ),
         ("decya=softplus", "unknown key or group 'decya'; did you mean 'decay'?"),
         ("trainer.max_stepz=3", "unknown key 'trainer.max_stepz'; did you mean 'trainer.max_steps'?"),
         ("max_steps=3", "did you mean"),

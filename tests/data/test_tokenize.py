@@ -151,5 +151,11 @@ def test_forking_after_encoding_warns_of_nothing(vocabulary):
         "os._exit(0) if os.fork() == 0 else os.wait()"
     )
     env = {k: v for k, v in os.environ.items() if k != "TOKENIZERS_PARALLELISM"}
-    done = subprocess.run([sys.executable, "-W", "ignore::DeprecationWarning", "-c", code], capture_output=True, text=True, check=True, env=env)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=env,
+    )
     assert done.stderr == ""

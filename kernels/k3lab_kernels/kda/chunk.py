@@ -155,9 +155,7 @@ def _inside_backward(
     d_k_end = (kept.value @ d_after.mT).mul_(decays.end)
     d_start = (x.q * d_q_start).addcmul_(x.k, d_k_start, value=-1)
     d_start[:, -1] += (kept.state * d_after).sum(-1) * decays.start[:, -1]
-    d_q, d_k, d_g = decayed_products_backward(
-        d_qk, d_kk, x.q, x.k, decays, tile, d_start=d_start, d_end=x.k * d_k_end
-    )
+    d_q, d_k, d_g = decayed_products_backward(d_qk, d_kk, x.q, x.k, decays, tile, d_start=d_start, d_end=x.k * d_k_end)
     torch.add(d_q, d_q_start, out=into.q)
     torch.sub(d_k.add_(d_k_end), d_k_start, out=into.k)
     into.g.copy_(d_g)

@@ -70,9 +70,7 @@ class _Gate(Function):
         return d_x, d_speed, d_x.sum((0, 1)) if ctx.needs_input_grad[2] else None, None
 
 
-def kda_gate(
-    z_BTHK: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, lower_bound: float | None, dtype
-) -> Tensor:
+def kda_gate(z_BTHK: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, lower_bound: float | None, dtype) -> Tensor:
     """Log decay from raw logits: `lower_bound·σ(e^A·(z+bias))`, or `−e^A·softplus(z+bias)` without a bound.
 
     Sources: Kimi K3 report (arXiv 2607.24653), Eq. 5; Kimi Linear (arXiv 2510.26692).

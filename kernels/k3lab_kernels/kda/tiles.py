@@ -100,9 +100,7 @@ def _decayed_rows(q1: Tensor, k1: Tensor, query: Tensor) -> Tensor:
     return rows.view(M, n, 2 * h, K)
 
 
-def decayed_products(
-    q_MCK: Tensor, k_MCK: Tensor, decays: Decays, tile: int, qk_MCC: Tensor, kk_MCC: Tensor
-) -> None:
+def decayed_products(q_MCK: Tensor, k_MCK: Tensor, decays: Decays, tile: int, qk_MCC: Tensor, kk_MCC: Tensor) -> None:
     """Write the lower triangles of q·kᵀ (with its diagonal) and k·kᵀ (without), decayed, into zeroed [M, C, C]."""
     M, _, K = q_MCK.shape
     for h, query, key in zip(decays.levels, decays.query, decays.key, strict=True):
@@ -170,9 +168,7 @@ def _sum_rows(x: Tensor) -> Tensor:
     return x.sum(2) if h > 4 else _sum_rows(x[:, :, : h // 2] + x[:, :, h // 2 :])
 
 
-def _descend(
-    before: Tensor, after: Tensor, d_g: Tensor, h: int, d_query: Tensor | None, d_key: Tensor | None
-) -> None:
+def _descend(before: Tensor, after: Tensor, d_g: Tensor, h: int, d_query: Tensor | None, d_key: Tensor | None) -> None:
     """Undo one doubling of `chunk_decays`: pass gradients of the log products from segments of 2h to their halves."""
     M, C, K = d_g.shape
     (b0, b1), (e0, e1) = (_halves(x, h) for x in (before, after))

@@ -1,5 +1,16 @@
-"""`python -m k3lab` is the command `k3lab`."""
+"""``python -m k3lab`` and the command ``k3lab``."""
 
-from k3lab.cli import main
+import sys
 
-main()
+
+def main() -> None:
+    """Run the command line; Ctrl-C while its modules are still being imported is as quiet as later."""
+    try:
+        from k3lab.cli import main as run
+    except KeyboardInterrupt:
+        sys.exit(130)
+    run()
+
+
+if __name__ == "__main__":
+    main()

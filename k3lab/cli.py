@@ -6,8 +6,10 @@ Nothing here imports torch before a configuration has been accepted, so that hel
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +22,7 @@ from k3lab.config.errors import UserError, nearest
 from k3lab.config.load import load, load_folder
 from k3lab.config.overrides import parse
 from k3lab.config.registry import groups, options
+from k3lab.config.schema import mask
 
 
 class _Group(TyperGroup):
@@ -46,6 +49,7 @@ app = typer.Typer(
 )
 
 BENCHES = ("kda",)
+TRACEBACK = "K3LAB_TRACEBACK"  # set: an unforeseen error ends with Python's traceback
 DEVICES = ("auto", "cpu", "cuda")
 
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Hydra overrides.")]
@@ -247,16 +251,21 @@ def main() -> None:
         code = 130
     except Exception as error:
         # typer's own refusals: unknown verbs and options. Which module they live in differs between versions.
-        if not hasattr(error, "format_message"):
+        if hasattr(error, "format_message"):
+            code = fail(error.format_message()) if error.format_message() else 2
+        elif os.environ.get(TRACEBACK):
             raise
-        code = fail(error.format_message()) if error.format_message() else 2
-    sys.stdout.flush()
+        else:
+            fail(f"{type(error).__name__}: {error}; this is a fault of k3lab: {TRACEBACK}=1 shows where")
+            code = 1
+    with suppress(BrokenPipeError):  # `k3lab --help | head`
+        sys.stdout.flush()
     sys.exit(code or 0)
 
 
 def fail(message: str) -> int:
     """Print one line on standard error and return the exit code of a user's mistake."""
-    print(f"k3lab: {' '.join(message.split())}", file=sys.stderr)
+    print(f"k3lab: {mask(' '.join(message.split()))}", file=sys.stderr)
     return 2
 
 

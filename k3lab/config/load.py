@@ -10,7 +10,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from k3lab.config import presets
 from k3lab.config.errors import UserError, nearest
@@ -19,7 +19,7 @@ from k3lab.config.registry import MULTI, conf_dir, groups, options, require_opti
 from k3lab.config.schema import CheckpointSettings, Config, CoreSettings, PathsSettings
 
 _CORE = tuple(CoreSettings.__dataclass_fields__)
-_NESTED = {"paths": PathsSettings, "checkpoint": CheckpointSettings}
+_NESTED: dict[str, Any] = {"paths": PathsSettings, "checkpoint": CheckpointSettings}
 
 
 def load(overrides: Iterable[str] = ()) -> Config:
@@ -65,6 +65,9 @@ def load_folder(folder: Path, overrides: Iterable[str] = ()) -> Config:
         raise UserError(f"{file} is no configuration of a run")
     parsed = [parse(text) for text in overrides]
     for override in (o for o in parsed if o.key in groups()):
+        require_kept(override)
+        if override.key == "experiment":
+            raise UserError(f"{override.plain()}: a run that exists has no experiment to choose; name its keys instead")
         _require_choice(override)
         composed = _compose([override.plain()])
         presets.take(composed)
@@ -89,11 +92,16 @@ def build(raw: DictConfig) -> Config:
         if key not in plain and key not in _CORE:
             raise UserError(f"no option of the group '{key}' is chosen; allowed: {', '.join(options(key))}")
     core = _typed("", CoreSettings, {k: plain[k] for k in _CORE if k in plain and k not in _NESTED})
+    for key in _NESTED:
+        if not isinstance(plain.get(key, {}), dict):
+            raise UserError(f"{key}={plain[key]}: has keys of its own: {', '.join(_NESTED[key].__dataclass_fields__)}")
     parts: dict[str, Any] = {**vars(core), **{k: _typed(f"{k}.", c, plain.get(k, {})) for k, c in _NESTED.items()}}
     for group in known:
         if group in _CORE:
             continue
         if group in MULTI:
+            if not isinstance(plain[group], dict) or not plain[group]:
+                raise UserError(f"{group}={plain[group]}: must name at least one of {', '.join(options(group))}")
             parts[group] = {name: _option(f"{group}.{name}", group, node) for name, node in plain[group].items()}
         else:
             parts[group] = _option(group, group, plain[group])
@@ -108,6 +116,9 @@ def build(raw: DictConfig) -> Config:
 def _option(key: str, group: str, node: Any) -> Any:
     if not isinstance(node, dict) or not isinstance(node.get("name"), str):
         raise UserError(f"{key}={node}: must be one of {', '.join(options(group))}")
+    name, allowed = node["name"], options(group)
+    if name not in allowed or (group in MULTI and key != f"{group}.{name}"):
+        raise UserError(f"{key}.name={name}: no such option; allowed: {', '.join(allowed)}{nearest(name, allowed)}")
     return _typed(f"{key}.", settings_class(group, node["name"]), node)
 
 
@@ -119,12 +130,20 @@ def _typed(prefix: str, cls: Any, values: dict[str, Any]) -> Any:
     except ConfigKeyError as error:
         key = str(error.full_key or error.key)
         raise UserError(f"unknown key '{prefix}{key}'{_near(prefix, key, schema)}") from error
-    except ValidationError as error:
-        key = str(error.full_key or error.key)
-        wanted = _type_name(cls, key)
-        raise UserError(f"{prefix}{key}={_lookup(values, key)}: must be {wanted}") from error
     except (ValueError, OmegaConfBaseException) as error:
-        raise UserError(prefix + one_line(error)) from error
+        if (misfit := _misfit(schema, values)) is None:
+            raise UserError(prefix + one_line(error)) from error
+        raise UserError(f"{prefix}{misfit}={values[misfit]}: must be {_type_name(cls, misfit)}") from error
+
+
+def _misfit(schema: DictConfig, values: dict[str, Any]) -> str | None:
+    """Return the key whose value has another type than the schema's, if that is what is wrong."""
+    for key, value in values.items():
+        try:
+            OmegaConf.merge(schema, {key: value})
+        except OmegaConfBaseException:
+            return key
+    return None
 
 
 def _near(prefix: str, key: str, schema: DictConfig) -> str:
@@ -132,18 +151,11 @@ def _near(prefix: str, key: str, schema: DictConfig) -> str:
     return nearest(prefix + key, [prefix + k for k in allowed]) or f"; allowed: {', '.join(allowed)}"
 
 
-def _lookup(values: dict[str, Any], key: str) -> Any:
-    found: Any = values
-    for part in key.split("."):
-        found = found.get(part) if isinstance(found, dict) else found
-    return found
-
-
 def _type_name(cls: Any, key: str) -> str:
-    fields = cls.__dataclass_fields__
-    hint = fields[key].type if key in fields else "a value of another type"
+    hint = cls.__dataclass_fields__[key].type
     text = hint if isinstance(hint, str) else getattr(hint, "__name__", str(hint))
     words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
+    words |= {"list[float]": "a list of numbers", "list[str]": "a list of names"}
     parts = [words.get(p.strip(), p.strip()) for p in text.split("|")]
     return " or ".join("null" if p == "None" else p for p in parts)
 
@@ -174,20 +186,30 @@ def _compose(overrides: list[str]) -> DictConfig:
 
 def add_pattern_mixers(raw: DictConfig) -> bool:
     """Load the defaults of mixers that ``model.pattern`` names and ``mixer=`` does not; whether there were any."""
-    model = raw.get("model") or {}
-    names = [*(model.get("pattern") or []), model.get("last_mixer")]
-    if not all(isinstance(n, str) or n is None for n in names):
-        raise UserError(f"model.pattern={model.get('pattern')}: must be a list of {', '.join(options('mixer'))}")
-    missing = list(dict.fromkeys(n for n in names if n and n not in raw.mixer))
-    for name in missing:
-        if name not in options("mixer"):
-            allowed = options("mixer")
-            raise UserError(
-                f"model.pattern={list(names[:-1])}: '{name}' is no mixer; allowed: "
-                f"{', '.join(allowed)}{nearest(name, allowed)}"
-            )
+    allowed = options("mixer")
+    pattern, last = _plain(raw, "model.pattern"), _plain(raw, "model.last_mixer")
+    if pattern is not None and not (isinstance(pattern, list) and all(isinstance(n, str) for n in pattern)):
+        raise UserError(f"model.pattern={pattern}: must be a list of {', '.join(allowed)}, such as [{allowed[0]}]")
+    if last is not None and not isinstance(last, str):
+        raise UserError(f"model.last_mixer={last}: must be one of {', '.join(allowed)}, or null")
+    named = dict.fromkeys(pattern or [], f"model.pattern=[{','.join(pattern or [])}]")
+    if last is not None:
+        named.setdefault(last, f"model.last_mixer={last}")
+    missing = {name: where for name, where in named.items() if name not in raw.mixer}
+    for name, where in missing.items():
+        if name not in allowed:
+            raise UserError(f"{where}: '{name}' is no mixer; allowed: {', '.join(allowed)}{nearest(name, allowed)}")
         raw.mixer[name] = _compose([f"mixer=[{name}]"]).mixer[name]
     return bool(missing)
+
+
+def _plain(raw: DictConfig, key: str) -> Any:
+    """Return a key's value as lists, dicts and scalars, None if there is no such key; raises UserError."""
+    try:
+        value = OmegaConf.select(raw, key)
+        return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+    except OmegaConfBaseException as error:
+        raise UserError(f"{key}: {one_line(error)}") from error
 
 
 def assign(raw: DictConfig, overrides: list[Override]) -> None:
@@ -198,8 +220,11 @@ def assign(raw: DictConfig, overrides: list[Override]) -> None:
             if override.key in known:
                 require_kept(override)
             raise UserError(_unknown(override.key, known, raw))
-        current = OmegaConf.select(raw, override.key)
-        if isinstance(current, DictConfig):
+        group = override.key.removesuffix(".name").split(".")[0]
+        if override.key.endswith(".name") and group in groups():
+            raise UserError(f"{override.key}: cannot be set; choose an option with {group}={override.value}")
+        current = _plain(raw, override.key)
+        if isinstance(current, dict):
             raise UserError(f"{override.key}: has keys of its own: {', '.join(str(k) for k in current)}")
         OmegaConf.update(raw, override.key, override.value, merge=False)
 

@@ -19,6 +19,10 @@ class PathsSettings:
 
     output: str = "runs"  # run folders, the MLflow store and its artifacts live here and nowhere else
 
+    def __post_init__(self) -> None:
+        if not self.output.strip() or "\0" in self.output:
+            raise ValueError(f"output={self.output!r}: must be the path of a folder")
+
 
 @dataclass(frozen=True)
 class CheckpointSettings:
@@ -44,8 +48,8 @@ class CoreSettings:
 
     def __post_init__(self) -> None:
         checks.in_range("seed", self.seed, 0, 2**63 - 1)
-        if self.name is not None and not re.fullmatch(r"[\w.-]+", self.name):
-            raise ValueError(f"name={self.name}: must be letters, digits, '.', '_' and '-' alone")
+        if self.name is not None and not re.fullmatch(r"(?!\.)[\w.-]{1,100}", self.name):
+            raise ValueError(f"name={self.name}: must be letters, digits, '.', '_' and '-', no '.' first")
 
 
 # What a run is, as opposed to where it writes, who tracks it and who launches it.

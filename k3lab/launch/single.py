@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -48,9 +49,11 @@ def split_resume(overrides: list[str]) -> tuple[str | None, list[str]]:
     """Return the value of ``resume=`` and the other overrides."""
     resume, rest = None, []
     for text in overrides:
-        if text.startswith("resume="):
+        if re.match(r"\+*resume=", text):
             value = parse(text).value
             resume = None if value is None else str(value)
+            if resume == "":
+                raise UserError("resume=: must be a run folder, auto, or null")
         else:
             rest.append(text)
     return resume, rest

@@ -19,6 +19,20 @@ SUMMARY = "summary.json"
 _NAME = re.compile(r"[\w./: -]{1,250}")  # what MLflow accepts; \w is wider, but names are ASCII
 
 
+# What others rely on in a summary.json.
+_TYPES: dict[str, Any] = {
+    "status": str,
+    "run_id": (str, type(None)),
+    "steps": int,
+    "wall_s": float,
+    "started": float,
+    "metrics": dict,
+    "process": dict,
+    "jobs": list,
+    "fingerprint": str,
+}
+
+
 class Line(NamedTuple):
     """One call of ``log``: the metrics of one step."""
 
@@ -135,12 +149,23 @@ def write_summary(folder: Path, summary: dict[str, Any]) -> None:
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
-    """Return a run's summary.json, None if there is none or it is damaged."""
+    """Return a run's or a sweep's summary.json, None if there is none or it is damaged.
+
+    Values of a wrong type, of a file that somebody edited, are left out: none of them is worth a failure.
+    """
     try:
         found = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    if not isinstance(found, dict):
+        return None
+    return {key: value for key, value in found.items() if _fits(value, _TYPES.get(key, object))}
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if kind in (int, float):  # JSON has one kind of number, and True is none
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, kind)
 
 
 def _number(value: float) -> str:

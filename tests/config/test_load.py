@@ -114,6 +114,18 @@ def test_every_option_of_the_techniques_has_a_component(group: str) -> None:
         ("trainer.accumulate=3", "batch_size"),
         ("data.batch_size=0", "data.batch_size=0"),
         ("trainer.devices=2", "devices"),
+        ("model.pattern=kda", "model.pattern=kda: must be a list"),
+        ("model.pattern=3", "model.pattern=3: must be a list"),
+        ("model.pattern=[[kda]]", "must be a list"),
+        ("model.last_mixer=3", "model.last_mixer=3: must be one of"),
+        ("model.last_mixer=mlaa", "model.last_mixer=mlaa: 'mlaa' is no mixer"),
+        ("model.pattern='${oops}'", "model.pattern: Interpolation key 'oops' not found"),
+        ("optim.betas=[a,b]", "optim.betas=['a', 'b']: must be a list of numbers"),
+        ("optim.betas={a:1}", "optim.betas={'a': 1}: must be a list of numbers"),
+        ("model.name=tiny", "choose an option with model=tiny"),
+        ("mixer.kda.name=mla", "choose an option with mixer=mla"),
+        ("name=..", "name=..: must be"),
+        ("paths.output=''", "paths.output='': must be the path of a folder"),
     ],
 )
 def test_refusals(override: str, expected: str) -> None:
@@ -135,6 +147,29 @@ def test_round_trip_through_a_run_folder(tmp_path: Path) -> None:
     assert load_folder(tmp_path) == config
     assert load_folder(tmp_path, ["seed=6"]).fingerprint() != config.fingerprint()
     assert load_folder(tmp_path, ["paths.output=elsewhere"]).fingerprint() == config.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("mixer", 3), ("mixer", {}), ("paths", 3), ("checkpoint", [1]), ("trainer", None), ("model.name", "nan0")],
+)
+def test_an_edited_config_file_is_refused(tmp_path: Path, key: str, value: object) -> None:
+    config = load().to_dict()
+    *groups_, last = key.split(".")
+    node = config
+    for part in groups_:
+        node = node[part]
+    node[last] = value
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(UserError, match=key.split(".")[0]):
+        load_folder(tmp_path)
+
+
+@pytest.mark.parametrize("override", ["experiment=quickstart", "experiment=null", "~decay"])
+def test_a_run_that_exists_takes_no_experiment(tmp_path: Path, override: str) -> None:
+    (tmp_path / "config.yaml").write_text(load().to_yaml())
+    with pytest.raises(UserError):
+        load_folder(tmp_path, [override])
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "a: [", "foo: 1\n", ""])

@@ -58,6 +58,13 @@ def test_mistakes_get_one_line(k3lab, args: list[str], expected: str, tmp_path) 
     assert not list(tmp_path.rglob("summary.json")), "a refused command leaves no run"
 
 
+def test_a_refusal_shows_no_password(k3lab) -> None:
+    process = k3lab("train", "tracking.uri=postgresql://u:s3cret@host/db?a=b")
+    assert process.returncode == 2
+    assert "u:***@host" in process.stderr
+    assert "s3cret" not in process.stderr
+
+
 def test_refusals_come_before_torch() -> None:
     code = (
         "import sys\n"
@@ -70,3 +77,33 @@ def test_refusals_come_before_torch() -> None:
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     assert "top_k" in process.stderr
+
+
+def test_an_unforeseen_error_is_one_line() -> None:
+    code = (
+        "import sys\n"
+        "from k3lab import cli\n"
+        "cli.load = lambda given: 1 // 0\n"
+        "sys.argv = ['k3lab', 'train', '--show']\n"
+        "cli.main()\n"
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert process.returncode == 1
+    assert process.stderr.startswith("k3lab: ZeroDivisionError")
+    assert len(process.stderr.splitlines()) == 1
+
+
+def test_an_interrupt_during_the_imports_is_quiet() -> None:
+    code = (
+        "import builtins, sys\n"
+        "real = builtins.__import__\n"
+        "def interrupted(name, *rest):\n"
+        "    if name == 'k3lab.cli':\n"
+        "        raise KeyboardInterrupt\n"
+        "    return real(name, *rest)\n"
+        "from k3lab.__main__ import main\n"
+        "builtins.__import__ = interrupted\n"
+        "main()\n"
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (process.returncode, process.stderr) == (130, "")

@@ -90,3 +90,13 @@ def test_small_parts(tmp_path: Path) -> None:
     config = load(["tracking=none"])
     (tmp_path / "config.yaml").write_text(config.to_yaml())
     assert load_folder(tmp_path).fingerprint() == config.fingerprint()
+
+
+@pytest.mark.parametrize("text", ["resume=runs/x", "+resume=runs/x", "++resume='runs/x'"])
+def test_resume_is_taken_in_every_form_of_an_override(text: str) -> None:
+    assert split_resume(["seed=1", text]) == ("runs/x", ["seed=1"])
+
+
+def test_resume_needs_a_name() -> None:
+    with pytest.raises(UserError, match="run folder, auto, or null"):
+        split_resume(["resume="])

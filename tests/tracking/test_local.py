@@ -114,3 +114,9 @@ def test_summary_is_valid_json_and_complete_or_absent(tmp_path: Path) -> None:
         write_summary(tmp_path, {"status": object()})
     assert read_summary(tmp_path) is not None
     assert [p.name for p in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_values_of_a_wrong_type_in_a_summary_are_left_out(tmp_path: Path) -> None:
+    wrong = '{"status": 3, "steps": "x", "wall_s": [], "started": true, "metrics": 1, "jobs": {}, "max_steps": 6}'
+    (tmp_path / "summary.json").write_text(wrong)
+    assert read_summary(tmp_path) == {"max_steps": 6}

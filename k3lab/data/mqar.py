@@ -29,7 +29,7 @@ class MQARSettings:
     seq_len: int = 64  # tokens a training sequence
     batch_size: int = 32  # sequences an optimizer step, over all devices and micro-batches
     vocab_size: int = 512  # keys from its lower half, values from its upper half
-    num_kv_pairs: int = 8  # pairs a training sequence
+    num_kv_pairs: int | None = 8  # pairs a training sequence; null: as many as fit, seq_len / 4
     train_lengths: list[int] | None = None  # several training sizes, mixed evenly; null: seq_len alone
     train_pairs: list[int] | None = None  # pairs of each of train_lengths
     val_seq_len: int | None = None  # tokens a validation sequence; null: as in training
@@ -39,6 +39,9 @@ class MQARSettings:
     random_fill: bool = True  # random tokens between the queries; false: zeros
 
     def __post_init__(self) -> None:
+        if self.num_kv_pairs is None:
+            fit = min(self.seq_len // 4, self.vocab_size // 2 - 1)
+            object.__setattr__(self, "num_kv_pairs", max(1, fit))
         for key in ("seq_len", "batch_size", "vocab_size", "num_kv_pairs", "val_examples"):
             positive(key, getattr(self, key))
         positive("val_seq_len", self.val_seq_len)
@@ -73,12 +76,14 @@ class MQARSettings:
 
     def train_sizes(self) -> list[tuple[int, int]]:
         """(tokens, pairs) of each kind of training sequence."""
+        assert self.num_kv_pairs is not None  # filled in above
         if self.train_lengths is None or self.train_pairs is None:
             return [(self.seq_len, self.num_kv_pairs)]
         return list(zip(self.train_lengths, self.train_pairs, strict=True))
 
     def val_size(self) -> tuple[int, int]:
         """(tokens, pairs) of a validation sequence."""
+        assert self.num_kv_pairs is not None
         return self.val_seq_len or self.seq_len, self.val_num_kv_pairs or self.num_kv_pairs
 
     def check(self, config: Any) -> None:
@@ -107,7 +112,7 @@ class MQAR(Source):
         draws = max(_draws(length, pairs) for length, pairs in sizes)
         u = uniform(self.seed, TRAIN, step, first, count, draws)
         if sizes == [(s.seq_len, s.num_kv_pairs)]:
-            return to_batch(*self._sequences(u, s.seq_len, s.num_kv_pairs))
+            return to_batch(*self._sequences(u, *sizes[0]))
         kind = self._kinds(step, first, count)
         tokens = np.zeros((count, s.seq_len), dtype=np.int64)
         targets = np.full((count, s.seq_len), NO_TARGET, dtype=np.int64)

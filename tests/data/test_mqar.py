@@ -122,6 +122,13 @@ def test_distinct_numbers_are_uniform_in_every_place():
     assert ((triples - 100) ** 2 / 100).sum() < 110  # χ², 59 degrees of freedom: p ≈ 6e-5
 
 
+@pytest.mark.parametrize(("seq_len", "vocab_size", "pairs"), [(256, 8192, 64), (64, 16, 7), (6, 8, 1)])
+def test_as_many_pairs_as_fit(seq_len, vocab_size, pairs):
+    settings = MQARSettings(seq_len=seq_len, vocab_size=vocab_size, num_kv_pairs=None)
+    assert settings.num_kv_pairs == pairs
+    assert MQAR(settings, 0).targets_in_step(0) == pairs * settings.batch_size
+
+
 def test_text_form():
     mqar = MQAR(MQARSettings(), seed=0)
     assert mqar.bytes_per_token is None

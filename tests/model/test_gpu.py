@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-MIXERS = [("kda", "mla"), ("softmax_attention",)]
+MIXERS = [("kda", "mla"), ("softmax_attention",), ("gated_deltanet",), ("mamba2",)]
 
 
 def make(compose: Callable[..., Any], mixers: tuple[str, ...]) -> Any:
@@ -65,3 +65,16 @@ def test_decoding_equals_the_whole_sequence(compose: Callable[..., Any], mixers:
         caches = model.new_caches(2)
         parts = [model(part, caches=caches).logits_BTV for part in x.split([40, *[1] * 20, 20], dim=1)]
     assert (torch.cat(parts, dim=1) - whole).norm() / whole.norm() < 1e-3
+
+
+@pytest.mark.parametrize("mixers", MIXERS)
+def test_packed_documents_equal_themselves_alone_compiled_too(
+    compose: Callable[..., Any], mixers: tuple[str, ...]
+) -> None:
+    model = make(compose, mixers).cuda()
+    x = torch.randint(256, (1, 100), device="cuda")
+    ids = torch.repeat_interleave(torch.arange(3, device="cuda"), torch.tensor([1, 70, 29], device="cuda"))[None]
+    alone = torch.cat([model(part).logits_BTV for part in x.split([1, 70, 29], dim=1)], dim=1)
+    for run in (model, torch.compile(model)):
+        packed = run(x, documents_BT=ids).logits_BTV
+        assert (packed - alone).norm() / alone.norm() < 1e-3

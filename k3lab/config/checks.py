@@ -7,10 +7,14 @@ from collections.abc import Iterable
 
 from k3lab.config.errors import nearest
 
+MOST = 10**12  # of a whole number that has no limit of its own: beyond it something would overflow, or never end
 
-def _number(key: str, value: float) -> None:
+
+def _number(key: str, value: float, most: float = MOST) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
         raise ValueError(f"{key}={value}: must be a number")
+    if isinstance(value, int) and abs(value) > most:
+        raise ValueError(f"{key}={value}: must be at most {most:,}")
 
 
 def positive(key: str, value: float | None) -> None:
@@ -37,7 +41,7 @@ def in_range(
     """Require ``value`` in the interval from ``low`` to ``high``; an open end excludes itself; None passes."""
     if value is None:
         return
-    _number(key, value)
+    _number(key, value, most=max(MOST, abs(low), abs(high)))
     if value < low or value > high or (low_open and value == low) or (high_open and value == high):
         left, right = "(" if low_open else "[", ")" if high_open else "]"
         raise ValueError(f"{key}={value}: must lie in {left}{low:g}, {high:g}{right}")

@@ -113,6 +113,8 @@ def _missing(path: Path) -> str:
     what = f"data.path={shown(path)}: no such file or folder"
     if part != path:
         what += f" ({shown(part)} does not exist)"
+    if part.is_symlink():
+        return f"{what} ({shown(part)} is a link to nothing)"
     return what + nearest(part.name, [shown(Path(name)) for name in beside])
 
 

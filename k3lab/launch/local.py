@@ -28,7 +28,7 @@ class LocalSettings:
     grace: float = 60.0  # seconds that interrupted jobs get to save a checkpoint
 
     def __post_init__(self) -> None:
-        checks.positive("jobs", self.jobs)
+        checks.in_range("jobs", self.jobs, 1, 1024)
         checks.non_negative("grace", self.grace)
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from k3lab.config.errors import UserError
 from k3lab.model.build import build_model
 from k3lab.model.language_model import LanguageModel
 
@@ -66,9 +67,18 @@ def audit_config(config: Any) -> dict[str, Any]:
     Where neither the model nor the data says how many token ids there are, they are bytes.
     """
     vocab_size = config.model.vocab_size or getattr(config.data, "vocab_size", None) or 256
-    with torch.device("meta"):
-        model = build_model(config, vocab_size)
-    return audit(model, config.data.seq_len)
+    return audit(meta_model(config, vocab_size), config.data.seq_len)
+
+
+def meta_model(config: Any, vocab_size: int) -> LanguageModel:
+    """Return the model of ``config`` without weights; raises UserError if it is too large to have any."""
+    try:
+        with torch.device("meta"):
+            return build_model(config, vocab_size)
+    except (RuntimeError, OverflowError) as error:  # sizes beyond 64 bits; others the settings have refused
+        raise UserError(
+            f"model={config.model.name}: its tensors are too large: {str(error).splitlines()[0]}"
+        ) from error
 
 
 def print_audit(result: dict[str, Any]) -> None:

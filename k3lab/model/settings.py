@@ -28,6 +28,7 @@ class ModelSettings:
     def __post_init__(self) -> None:
         for key in ("hidden_size", "layers", "heads", "head_dim", "vocab_size", "eps", "init_std"):
             positive(key, getattr(self, key))
+        in_range("layers", self.layers, 1, 1000)
         in_range("dropout", self.dropout, 0, 1, high_open=True)
         if self.head_dim is None:
             divides("hidden_size", self.hidden_size, "heads", self.heads)

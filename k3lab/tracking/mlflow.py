@@ -14,7 +14,7 @@ from k3lab.config import checks
 from k3lab.config.errors import UserError
 from k3lab.config.schema import mask
 from k3lab.tracking.base import Backend, Point, RunRequest, Stored
-from k3lab.tracking.store import check_uri, ensure_experiment, ensure_store, resolve_uri, scrub
+from k3lab.tracking.store import absolute, check_uri, ensure_experiment, ensure_store, resolve_uri, scrub
 
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 FOLDER_TAG = "k3lab.folder"
@@ -37,10 +37,9 @@ class MLflowSettings:
         checks.positive("system_every", self.system_every)
         if self.experiment is not None and not 0 < len(self.experiment.strip()) <= 250:
             raise ValueError(f"experiment={self.experiment}: must have 1 to 250 characters")
-
-    def check(self, config: Any) -> None:
-        """Refuse an address that MLflow cannot store runs at."""
-        check_uri("tracking.uri", self.uri)
+        check_uri("uri", self.uri)
+        # Absolute, so that a saved configuration means the same store from any folder.
+        object.__setattr__(self, "uri", absolute(self.uri))
 
 
 class MLflow(Backend):

@@ -15,6 +15,7 @@ from k3lab.config.errors import UserError
 from k3lab.config.schema import mask
 
 SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https", "databricks")
+HTTP = re.compile(r"https?://([^/@]*@)?([^\s/@:?\[\]]+|\[[\da-f:]+\])(:\d+)?([/?]\S*)?")  # the address needs a host
 DATABASE = "mlflow.db"
 LOCK_S = 20  # the first run of a store migrates an empty database: 2 to 5 s
 # One request must not outlast the courier's patience; it repeats by itself, so MLflow must not.
@@ -44,7 +45,8 @@ def check_uri(key: str, uri: str | None) -> None:
     if uri is None:
         return
     scheme = re.match(r"([a-z]+)(\+\w+)?(://|$)", uri)
-    if scheme is None or scheme.group(1) not in SCHEMES or uri in ("sqlite://", "sqlite:///", "sqlite:///:memory:"):
+    bad = scheme is None or scheme.group(1) not in SCHEMES or uri in ("sqlite://", "sqlite:///", "sqlite:///:memory:")
+    if bad or (uri.startswith("http") and not HTTP.fullmatch(mask(uri))):
         raise ValueError(
             f"{key}={mask(uri)}: must be sqlite:///FILE, http(s)://HOST:PORT, or the address of a "
             "postgresql, mysql or mssql database; null keeps an sqlite store in paths.output"
@@ -59,8 +61,8 @@ def resolve_uri(uri: str | None, output: Path) -> str:
     """
     if uri is None:
         return default_uri(output)
-    if (file := sqlite_file(uri)) is not None:
-        return f"sqlite:///{file}{uri.partition('?')[1]}{uri.partition('?')[2]}"
+    uri = absolute(uri)
+    assert uri is not None
     if "***" not in uri:
         return uri
     given = os.environ.get("MLFLOW_TRACKING_URI", "")
@@ -72,6 +74,13 @@ def resolve_uri(uri: str | None, output: Path) -> str:
         f"tracking.uri={uri}: its password was masked when the configuration was saved; set MLFLOW_TRACKING_URI "
         "to the whole address, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
     )
+
+
+def absolute(uri: str | None) -> str | None:
+    """Return an address with the file of an sqlite store made absolute; others as they are."""
+    if uri is None or (file := sqlite_file(uri)) is None:
+        return uri
+    return f"{uri.partition(':///')[0]}:///{file}{''.join(uri.partition('?')[1:])}"
 
 
 def sqlite_file(uri: str) -> Path | None:

@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import psutil
 import torch
 
 from k3lab.config.errors import UserError
 from k3lab.config.registry import component
 from k3lab.data.base import Source
+from k3lab.model.audit import count, meta_model
 
 
 def accelerator(config: Any) -> str:
@@ -37,6 +39,34 @@ def prepare_source(config: Any) -> Source:
     source = component("data", config.data.name)(config.data, config.seed)
     source.prepare()
     return source
+
+
+def require_memory(config: Any, vocab_size: int) -> None:
+    """Raise UserError if the training cannot fit: the system would kill it, or others, after minutes of swapping.
+
+    Counted is what no training does without: weights, gradients and one state of the optimizer in fp32, the
+    tokens and targets of a micro-batch and its logits.
+    """
+    try:
+        weights = count(meta_model(config, vocab_size))
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    devices, vocab = config.trainer.devices, config.model.vocab_size or vocab_size
+    tokens = config.data.batch_size * config.data.seq_len // config.trainer.accumulate
+    need = {
+        f"the model's {weights:,} parameters": 12 * weights,
+        f"a micro-batch of {tokens:,} tokens": tokens * (16 + 4 * vocab),
+    }
+    if accelerator(config) == "gpu":
+        have, where = devices * torch.cuda.get_device_properties(0).total_memory, "the GPU memory asked for"
+    else:
+        have, where = psutil.virtual_memory().total + psutil.swap_memory().total, "this machine"
+    for what, size in need.items():
+        if size > have:
+            raise UserError(
+                f"{what} need at least {size / 2**30:,.0f} GiB, {where} has {have / 2**30:,.0f}: choose a "
+                "smaller model, data.batch_size or data.seq_len, or more trainer.accumulate"
+            )
 
 
 def device_of(config: Any) -> torch.device:

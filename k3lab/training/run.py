@@ -32,6 +32,7 @@ from k3lab.training.machine import (
     precision,
     prepare_source,
     quiet,
+    require_memory,
 )
 from k3lab.training.metrics import MetricLog, Speed
 from k3lab.training.module import TrainingModule
@@ -58,6 +59,7 @@ def run_training(config: Any, folder: Path, parent_run_id: str | None = None, re
     source = None
     if not (folder / "summary.json").exists():
         source = prepare_source(config)
+        require_memory(config, source.vocab_size)
     _make_writable(folder)
     with Signals() as signals, RunLock(folder):
         try:

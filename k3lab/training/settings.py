@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from k3lab.config.checks import divides, non_negative, one_of, positive
+from k3lab.config.checks import divides, in_range, non_negative, one_of, positive
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,8 @@ class TrainerSettings:
             positive(key, getattr(self, key))
         for key in ("val_batches", "workers"):
             non_negative(key, getattr(self, key))
+        in_range("workers", self.workers, 0, 256)
+        in_range("devices", self.devices, 1, 65536)
 
     def check(self, config: Any) -> None:
         """Devices and accumulation cut the global batch into equal parts."""

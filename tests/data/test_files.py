@@ -103,3 +103,9 @@ def test_no_library_is_an_error_that_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path / "python311.zip"))
     with pytest.raises(UserError, match=r"data.path=null: no Python sources in .*; set data.path"):
         library_files()
+
+
+def test_a_link_to_nothing_is_called_one(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    with pytest.raises(UserError, match="is a link to nothing"):
+        find_files([str(tmp_path / "link")], "*")

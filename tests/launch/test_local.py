@@ -128,7 +128,7 @@ def test_slots_share_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "CUDA_VISIBLE_DEVICES" not in Local(LocalSettings(jobs=2), CONFIG)._share(0, 1)
 
 
-@pytest.mark.parametrize("values", [{"jobs": 0}, {"grace": -1.0}])
+@pytest.mark.parametrize("values", [{"jobs": 0}, {"jobs": 10**9}, {"grace": -1.0}])
 def test_settings(values: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         LocalSettings(**values)

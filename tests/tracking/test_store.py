@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from k3lab.config.errors import UserError
+from k3lab.tracking.mlflow import MLflowSettings
 from k3lab.tracking.store import check_uri, default_uri, ensure_store, resolve_uri, scrub, sqlite_file
 
 
@@ -43,14 +44,37 @@ def test_a_file_that_is_no_store_is_refused_in_one_line(tmp_path: Path) -> None:
         ensure_store(f"sqlite:///{tmp_path}/file/mlflow.db")
 
 
-@pytest.mark.parametrize("uri", ["runs", "file:///tmp/x", "sqlite://", "sqlite:///:memory:", "ftp://host", "/tmp/x.db"])
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "runs",
+        "file:///tmp/x",
+        "sqlite://",
+        "sqlite:///:memory:",
+        "ftp://host",
+        "/tmp/x.db",
+        "http://",
+        "http:///x",
+        "http://h:port",
+        "http://h y",
+    ],
+)
 def test_addresses_that_cannot_hold_runs(uri: str) -> None:
     with pytest.raises(ValueError, match=r"tracking\.uri=.*must be sqlite:///FILE"):
         check_uri("tracking.uri", uri)
 
 
 @pytest.mark.parametrize(
-    "uri", [None, "sqlite:///a.db", "http://h:5000", "https://u:p@h", "postgresql+psycopg2://u:p@h/db", "databricks"]
+    "uri",
+    [
+        None,
+        "sqlite:///a.db",
+        "http://h:5000",
+        "http://[::1]:5000/a?b=c",
+        "https://u:p@h",
+        "postgresql+psycopg2://u:p@h/db",
+        "databricks",
+    ],
 )
 def test_addresses_that_can(uri: str | None) -> None:
     check_uri("tracking.uri", uri)
@@ -62,6 +86,7 @@ def test_relative_files_become_absolute(tmp_path: Path, monkeypatch: pytest.Monk
     assert resolve_uri("sqlite:////x/a.db?timeout=9", tmp_path) == "sqlite:////x/a.db?timeout=9"
     assert resolve_uri(None, Path("runs")) == f"sqlite:///{tmp_path}/runs/mlflow.db"
     assert sqlite_file("http://h") is None
+    assert MLflowSettings(uri="sqlite:///a b.db").uri == f"sqlite:///{tmp_path}/a b.db"
 
 
 def test_a_masked_password_comes_back_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from k3lab.config.errors import UserError
+from k3lab.config.load import load
 from k3lab.tracking import names
 from k3lab.training.display import Display
 from k3lab.training.flops import mfu, peak_flops
 from k3lab.training.lock import RunLock, is_running
-from k3lab.training.machine import accelerator, deterministic, precision
+from k3lab.training.machine import accelerator, deterministic, precision, require_memory
 from k3lab.training.metrics import MetricLog, Speed
 from k3lab.training.resume import find_unfinished, require_run
 from k3lab.training.settings import TrainerSettings
@@ -204,3 +205,21 @@ def test_deterministic_algorithms_end_with_the_block() -> None:
     with deterministic(True):
         assert torch.are_deterministic_algorithms_enabled()
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["model.hidden_size=300000"], "parameters need at least"),
+        (["ffn.experts=100000000"], "parameters need at least"),
+        (["model.hidden_size=30000000000"], "too large"),
+        (["data.batch_size=1000000000"], "a micro-batch of 256,000,000,000 tokens"),
+    ],
+)
+def test_what_cannot_fit_is_refused_before_it_is_made(overrides: list[str], expected: str) -> None:
+    with pytest.raises(UserError, match=expected):
+        require_memory(load(overrides), 256)
+
+
+def test_what_fits_may_be_trained() -> None:
+    require_memory(load(["model=tiny"]), 256)

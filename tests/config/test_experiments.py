@@ -9,7 +9,7 @@ import pytest
 
 from k3lab.config.load import load
 from k3lab.config.registry import conf_dir, options
-from k3lab.sweep.space import parse_space
+from k3lab.sweep.space import parse_space, with_arms
 
 ALONE = ("quickstart",)  # one run, no sweep
 
@@ -27,7 +27,9 @@ def commands(name: str) -> list[list[str]]:
 def test_its_commands_compose(name: str) -> None:
     assert commands(name)
     for overrides in commands(name):
-        space = parse_space(overrides)
+        arms = load(parse_space(overrides).first()).sweep.arms
+        space = parse_space(with_arms(overrides, arms))
+        assert space.dimensions
         assert any(text == f"experiment={name}" for text in space.fixed)
         for point in {tuple(d.values[i] for d in space.dimensions) for i in (0, 1, -1)}:
             config = load([*space.fixed, *point])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import warnings
 from typing import Any
 
 import torch
@@ -80,17 +81,19 @@ def val_loader(
 
 
 def _loader(dataset: StepDataset, indices: range, workers: int, pin_memory: bool | None) -> DataLoader:
-    return DataLoader(
-        dataset,
-        batch_size=None,
-        sampler=indices,
-        num_workers=workers,
-        # DataLoader seeds its workers from this one; without it, it would draw from the global
-        # generator and the number of loaders made would change the model's random numbers.
-        generator=torch.Generator(),
-        pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
-        worker_init_fn=_serve_until_the_parent_ends_it if workers else None,
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="This DataLoader will create")  # said by trainer.workers itself
+        return DataLoader(
+            dataset,
+            batch_size=None,
+            sampler=indices,
+            num_workers=workers,
+            # DataLoader seeds its workers from this one; without it, it would draw from the global
+            # generator and the number of loaders made would change the model's random numbers.
+            generator=torch.Generator(),
+            pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
+            worker_init_fn=_serve_until_the_parent_ends_it if workers else None,
+        )
 
 
 def _serve_until_the_parent_ends_it(_worker: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -12,11 +13,12 @@ import time
 import urllib.error
 import urllib.request
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
 from k3lab.config.errors import UserError, nearest
-from k3lab.tracking.store import DATABASE, default_uri, quiet_environment
+from k3lab.tracking.store import DATABASE, default_uri, follow, quiet_environment
 
 HOST = "127.0.0.1"
 START_S = 90.0  # importing MLflow's server takes some ten seconds on a small machine
@@ -29,6 +31,8 @@ def serve(output: Path, port: int, start_s: float = START_S) -> int:
     Raises UserError if there is no store or the port is taken.
     """
     _require_store(output)
+    with suppress(sqlite3.Error):  # a file that is no store, or cannot be written: MLflow says so
+        follow((output / DATABASE).absolute())
     _require_free(port)
     stop = _StopSignal()
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log, stop:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from filelock import FileLock
 
@@ -124,6 +126,7 @@ def ensure_store(uri: str) -> Any:
                 _create(mlflow, file)
             client = mlflow.MlflowClient(tracking_uri=uri)
             client.get_experiment("0")  # connects, and compares the version of the schema
+            follow(file)
     except OSError as error:
         if isinstance(error, TimeoutError):
             raise
@@ -133,6 +136,28 @@ def ensure_store(uri: str) -> Any:
             raise
         raise UserError(f"{file} {why}") from error
     return client
+
+
+def follow(file: Path) -> None:
+    """Let a store that was moved or copied with its artifacts know where these are now.
+
+    MLflow keeps absolute addresses: without this a run that goes on would write its artifacts to the old place,
+    and the dashboard would look for them there. Only artifacts that do lie beside the store are followed.
+    """
+    if file.name != DATABASE:
+        return
+    here = file.parent / "artifacts"
+    with closing(sqlite3.connect(f"{file.as_uri()}?mode=rw", uri=True, timeout=LOCK_S)) as store, store:
+        for experiment, old in store.execute("SELECT experiment_id, artifact_location FROM experiments").fetchall():
+            name = str(old).rpartition("/artifacts/")[2]
+            new = f"{here.as_uri()}/{name}"
+            if old != new and str(old).startswith("file:") and "/" not in name and (here / unquote(name)).is_dir():
+                store.execute("UPDATE experiments SET artifact_location = ? WHERE experiment_id = ?", (new, experiment))
+                store.execute(
+                    "UPDATE runs SET artifact_uri = ? || substr(artifact_uri, ?) "
+                    "WHERE experiment_id = ? AND substr(artifact_uri, 1, ?) = ?",
+                    (new, len(old) + 1, experiment, len(old) + 1, f"{old}/"),
+                )
 
 
 def ensure_experiment(client: Any, name: str, artifacts: Path | None) -> str:

@@ -95,6 +95,7 @@ def quiet() -> Iterator[None]:
         logger.setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"lightning\..*")
+        warnings.filterwarnings("ignore", message="This DataLoader will create")  # said by trainer.workers itself
         warnings.filterwarnings("ignore", message=".*does not have a deterministic implementation.*")
         try:
             yield

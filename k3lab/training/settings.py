@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,13 @@ class TrainerSettings:
             non_negative(key, getattr(self, key))
         in_range("workers", self.workers, 0, 256)
         in_range("devices", self.devices, 1, 65536)
+
+    def warnings(self, config: Any) -> list[str]:
+        """Say so when the workers would only take the cores from each other."""
+        cores = os.cpu_count() or 1
+        if self.workers <= cores:
+            return []
+        return [f"trainer.workers={self.workers}: this machine has {cores} cores, more workers only slow it down"]
 
     def check(self, config: Any) -> None:
         """Devices and accumulation cut the global batch into equal parts."""

@@ -10,7 +10,15 @@ import pytest
 
 from k3lab.config.errors import UserError
 from k3lab.tracking.mlflow import MLflowSettings
-from k3lab.tracking.store import check_uri, default_uri, ensure_store, resolve_uri, scrub, sqlite_file
+from k3lab.tracking.store import (
+    check_uri,
+    default_uri,
+    ensure_experiment,
+    ensure_store,
+    resolve_uri,
+    scrub,
+    sqlite_file,
+)
 
 
 def test_two_runs_create_the_store_at_the_same_moment(tmp_path: Path) -> None:
@@ -108,3 +116,26 @@ def test_messages_show_no_password() -> None:
     assert "s3cret" not in text
     assert "host" in text
     assert "\n" not in text
+
+
+def test_a_moved_store_takes_its_artifacts_along(tmp_path: Path) -> None:
+    before, after = tmp_path / "before", tmp_path / "a fter" / "runs"
+    client = ensure_store(default_uri(before))
+    experiment = ensure_experiment(client, "my lab", before / "artifacts")
+    run = client.create_run(experiment)
+    (before / "artifacts" / "my%20lab").mkdir(parents=True)  # MLflow makes it with the first artifact
+    after.parent.mkdir()
+    before.rename(after)
+    client = ensure_store(default_uri(after))
+    place = client.get_experiment(experiment).artifact_location
+    assert place.startswith(f"{(after / 'artifacts').as_uri()}/")
+    assert client.get_run(run.info.run_id).info.artifact_uri == f"{place}/{run.info.run_id}/artifacts"
+    assert client.create_run(experiment).info.artifact_uri.startswith(f"{place}/")
+    assert not before.exists()
+
+
+def test_artifacts_that_lie_elsewhere_stay_there(tmp_path: Path) -> None:
+    client = ensure_store(default_uri(tmp_path))
+    experiment = ensure_experiment(client, "lab", tmp_path / "other" / "artifacts")
+    ensure_store(default_uri(tmp_path))
+    assert client.get_experiment(experiment).artifact_location == (tmp_path / "other" / "artifacts" / "lab").as_uri()

@@ -223,3 +223,9 @@ def test_what_cannot_fit_is_refused_before_it_is_made(overrides: list[str], expe
 
 def test_what_fits_may_be_trained() -> None:
     require_memory(load(["model=tiny"]), 256)
+
+
+def test_more_workers_than_cores_get_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert not TrainerSettings(workers=2).warnings(None)
+    assert "2 cores" in TrainerSettings(workers=3).warnings(None)[0]

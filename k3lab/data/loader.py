@@ -83,7 +83,7 @@ def val_loader(
 def _loader(dataset: StepDataset, indices: range, workers: int, pin_memory: bool | None) -> DataLoader:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")  # said by trainer.workers itself
-        return DataLoader(
+        return _Loader(
             dataset,
             batch_size=None,
             sampler=indices,
@@ -96,12 +96,29 @@ def _loader(dataset: StepDataset, indices: range, workers: int, pin_memory: bool
         )
 
 
+class _Loader(DataLoader):
+    """Starts its workers with both signals held back, until each of them has arranged what becomes of them.
+
+    A worker that a signal reached before would end, and its trainer with it. The trainer gets its own after that.
+    """
+
+    def __iter__(self) -> Any:
+        if not self.num_workers:
+            return super().__iter__()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        try:
+            return super().__iter__()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _serve_until_the_parent_ends_it(_worker: int) -> None:
     """Let a worker outlive Ctrl-C and a scheduler's SIGTERM, which reach the whole process group:
     the trainer still needs it to finish its step. SIGTERM from the trainer itself ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if not hasattr(signal, "sigwaitinfo"):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         return
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     threading.Thread(target=_end_when_the_parent_says, args=(os.getppid(),), daemon=True).start()

@@ -113,12 +113,18 @@ def test_a_batch_that_does_not_divide_is_refused(source):
 
 
 SIGNALLED = """
-import signal, sys
+import signal, sys, time
+from k3lab.data import loader
 from k3lab.data.loader import train_loader
 from k3lab.data.mqar import MQAR, MQARSettings
 
 signal.signal(signal.SIGTERM, lambda *_: None)
 signal.signal(signal.SIGINT, lambda *_: None)
+serve = loader._serve_until_the_parent_ends_it
+def late(worker):
+    time.sleep(worker)
+    serve(worker)
+loader._serve_until_the_parent_ends_it = late  # the signals come while one of the workers still starts
 source = MQAR(MQARSettings(batch_size=4), seed=0)
 batches = iter(train_loader(source, source.settings, 0, 400, workers=2))
 next(batches)

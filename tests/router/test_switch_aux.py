@@ -99,11 +99,12 @@ def test_the_loss_is_returned_not_stored() -> None:
 
 
 def test_descending_the_loss_balances() -> None:
+    torch.manual_seed(0)  # the start of the router's weights
     router = SwitchAux(SwitchAuxSettings(alpha=1.0), 16, 8, 2)
     x = tokens(256)
     first = router.route(x)
-    optimizer = torch.optim.SGD(router.parameters(), lr=0.3)
-    for _ in range(60):
+    optimizer = torch.optim.SGD(router.parameters(), lr=0.1)
+    for _ in range(200):
         optimizer.zero_grad()
         loss = router.route(x).aux_loss
         assert loss is not None
